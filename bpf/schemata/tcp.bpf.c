@@ -413,7 +413,10 @@ PROBE(existing, "EXISTING", "iter:tcp")
             return;
         inode = READ(0, (struct socket_alloc *)socket, vfs_inode.i_ino);
         pid = existing_inodes.lookup(&inode);
-        if (!pid)
+        /* A listener that others have too is not followed: without an identity its end is passed
+         * over, which else would take the count of a followed one at its port (SO_REUSEPORT).
+         */
+        if (!pid || (state == STATE_LISTEN && *pid & SHARED_INODE))
             return;
         connection = connections.lookup(&key);
         if (!connection)
@@ -421,7 +424,7 @@ PROBE(existing, "EXISTING", "iter:tcp")
         if (connection)
             connection->pid = *pid & ~SHARED_INODE;
         if (state == STATE_LISTEN) {
-            if (connection && !(*pid & SHARED_INODE))
+            if (connection)
                 begin_listener(sk);
             return;
         }

@@ -18,8 +18,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from collector.control.choosing import name_in
-from collector.control.client import Client, find_collectors, making_sense
+from collector.control.choosing import named
+from collector.control.client import Client, making_sense
 from formats.base.causes import KERNEL_CAUSES
 from formats.base.errors import PrivilegeError, TcpkmonError
 
@@ -57,7 +57,7 @@ def ask_all() -> tuple[dict[str, Answer], int]:
     """
     found: dict[str, Answer] = {}
     silent = 0
-    for collector in find_collectors():
+    for name, collector in named().items():
         client = Client(collector, _ASK_S)
         try:
             try:
@@ -68,14 +68,14 @@ def ask_all() -> tuple[dict[str, Answer], int]:
         except TcpkmonError:
             silent += 1
             continue
-        found[name_in(answer, found)] = answer
+        found[name] = answer
     return found, silent
 
 
 def check(answer: Answer) -> None:
     """TcpkmonError where it makes no metrics: those of the other captures go on."""
     with making_sense():
-        for metric in make_metrics({name_in(answer): answer}, 0):
+        for metric in make_metrics({"capture": answer}, 0):
             for sample in metric.samples:
                 float(sample.value)
                 "".join(sample.labels.values())

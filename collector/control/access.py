@@ -19,7 +19,8 @@ from collector.linux.syscalls import call_libc
 from formats.base.errors import FileError, PrivilegeError, TcpkmonError, UsageError
 
 FOLDER = "/run/tcpkmon"
-_NAME = re.compile(r"([1-9][0-9]{0,9})\.(sock|status|owner)", re.ASCII)
+_NAME = re.compile(r"([1-9][0-9]{0,9})\.(sock|status|owner|name)", re.ASCII)
+_MOST_NAME_BYTES = 512
 _BACKLOG = 16
 _SO_PEERGROUPS = 59
 _FEW_GROUPS, _MOST_GROUPS = 64, 65536  # NGROUPS_MAX
@@ -78,6 +79,46 @@ def status_path(control: Path) -> Path:
 def owner_path(control: Path) -> Path:
     """Where root and the collector's user ask, if a group may ask at a control socket."""
     return control.with_suffix(".owner")
+
+
+def name_path(control: Path) -> Path:
+    """Where the capture's name is, for everybody, beside a control socket."""
+    return control.with_suffix(".name")
+
+
+def write_name(control: Path, name: str) -> None:
+    """Put the capture's name beside its control socket. FileError."""
+    path = name_path(control)
+    with suppress(FileNotFoundError):
+        path.unlink()  # of a dead process with the same PID
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchmod(fd, 0o644)
+            os.write(fd, os.fsencode(name)[:_MOST_NAME_BYTES])
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise _explained(error, path) from error
+
+
+def read_name(control: Path) -> tuple[str, int] | None:
+    """The capture's name, and when it was given [ns]; None: there is none, as of older versions."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(name_path(control), flags)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        text = os.read(fd, _MOST_NAME_BYTES).decode(errors="replace")
+        return (text, status.st_mtime_ns) if text else None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def find_group(name: str) -> int:
@@ -196,7 +237,8 @@ def _remove_stale(folder: int) -> None:
             continue
         with suppress(FileNotFoundError):
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid():
+            is_ours = stat.S_ISREG if match and match[2] == "name" else stat.S_ISSOCK
+            if is_ours(status.st_mode) and status.st_uid == os.geteuid():
                 os.unlink(name, dir_fd=folder)
 
 

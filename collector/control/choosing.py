@@ -2,43 +2,55 @@
 """Chooses among the collectors that run: each capture has one name, the same in all commands.
 
 It is the name that the daemon gave it, else that of its output without the folder. Of several with
-one name, the later processes have -2, -3 ... behind it.
+one name, those that began later have -2, -3 ... behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from collector.control.access import read_name
 from collector.control.client import Client, Collector, find_collectors
 from formats.base.errors import TcpkmonError, UsageError
 
 _HOW_TO_START = "start one: sudo collect -o FILE; its help says what else can be recorded"
 _ASK_S = 2.0
+_NAMELESS = "capture"
 
 
-def name_in(answer: dict[str, Any], taken: Collection[str] = ()) -> str:
-    """The name of a capture that gave this status, other than those of captures before it. Public
-    statuses tell none: capture."""
-    own = str(answer.get("name") or Path(str(answer.get("output") or "capture")).name)
-    name, count = own, 1
-    while name in taken:
-        count += 1
-        name = f"{own}-{count}"
-    return name
+def own_name(name: str | None, output: object) -> str:
+    """The name of a capture: what the daemon calls it, else the last part of its output's path."""
+    return str(name or Path(str(output or _NAMELESS)).name or _NAMELESS)
 
 
 def named(folder: Path | None = None) -> dict[str, Collector]:
-    """The collectors that run here by name, in the order of their processes."""
-    found: dict[str, Collector] = {}
+    """The collectors that run here by name, in the order of their begins.
+
+    The names are in files that everybody may read, so all users and commands see the same ones,
+    whether or not a capture answers.
+    """
+    told = []
     for collector in find_collectors(folder):
-        answer: dict[str, Any] = {}
-        with suppress(TcpkmonError):
-            answer = Client(collector, _ASK_S).status()
-        found[name_in(answer, found)] = collector
+        name, since_ns = read_name(collector.path) or (_ask_name(collector), 0)
+        told.append((since_ns, collector.pid, name, collector))
+    found: dict[str, Collector] = {}
+    for *_, own, collector in sorted(told, key=lambda one: one[:2]):
+        name, count = own, 1
+        while name in found:
+            count += 1
+            name = f"{own}-{count}"
+        found[name] = collector
     return found
+
+
+def _ask_name(collector: Collector) -> str:
+    """Of a capture of an earlier version."""
+    answer: dict[str, Any] = {}
+    with suppress(TcpkmonError):
+        answer = Client(collector, _ASK_S).status()
+    return own_name(answer.get("name"), answer.get("output"))
 
 
 def choose(which: str | int | None = None, folder: Path | None = None) -> Collector:

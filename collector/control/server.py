@@ -28,7 +28,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collector.control.access import Peer, control_folder, find_group, listen, listen_at, owner_path
+from collector.control.access import (
+    Peer,
+    control_folder,
+    find_group,
+    listen,
+    listen_at,
+    name_path,
+    owner_path,
+    write_name,
+)
 from collector.control.lines import Client, Lines
 from collector.control.onlookers import Onlookers
 from collector.control.values import is_filters, is_limits
@@ -53,8 +62,8 @@ class ControlServer(Closing):
 
     It accepts root, the collector's user, and the members of `group`. Make it before capabilities
     are dropped. user: whom the thread becomes. wake: called in another thread when a request waits
-    for serve_pending(). UsageError for an unknown group, FileError or PrivilegeError when it cannot
-    use the folder.
+    for serve_pending(). name: of the capture, which everybody may read beside it. UsageError for an
+    unknown group, FileError or PrivilegeError when it cannot use the folder.
     """
 
     def __init__(
@@ -63,6 +72,7 @@ class ControlServer(Closing):
         group: str | None = None,
         wake: Callable[[], None] = lambda: None,
         user: User | None = None,
+        name: str = "",
     ) -> None:
         self._user = user
         self._gid = find_group(group) if group is not None else None
@@ -72,6 +82,7 @@ class ControlServer(Closing):
         try:
             if self._gid is not None:
                 self._listeners.append(listen_at(owner_path(self.path)))
+            write_name(self.path, name)
             self.onlookers = Onlookers(self.path, self._ask_status)
         except TcpkmonError:
             for each in self._listeners:
@@ -130,7 +141,7 @@ class ControlServer(Closing):
         if self._thread.is_alive():
             self._thread.join()
         self.onlookers.close()
-        for path in (self.path, owner_path(self.path)):
+        for path in (self.path, owner_path(self.path), name_path(self.path)):
             with suppress(OSError):
                 path.unlink()
         for listener in self._listeners:

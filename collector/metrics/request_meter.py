@@ -21,13 +21,17 @@ _LATEST_S = 0.05
 
 
 class RequestMeter:
-    """Counts exchanges that are over: when the next one of their connection begins, or it ends."""
+    """Counts exchanges that are over: when the next one of their connection begins, or it ends.
 
-    def __init__(self) -> None:
+    at_entry: calls are recorded as they begin. Exchanges with a missing record are not counted.
+    """
+
+    def __init__(self, at_entry: bool = False) -> None:
         sides = ("client", "server")
         self._think = {side: Histogram(4, 28) for side in sides}
         self._duration = {side: Histogram(4, 28) for side in sides}
-        self._cutter = Exchanges(has_calls=True)
+        self._at_entry = at_entry
+        self._cutter = self._new_cutter()
         self._waiting: list[Snapshots] = []
         self._rows = 0
         self._cut_s = self._took_s = 0.0
@@ -37,15 +41,21 @@ class RequestMeter:
         """Whether a capture with these columns has what it needs."""
         return {*NEEDED} <= names
 
-    def add(self, entries: NDArray[Any], times_ns: NDArray[np.int64]) -> None:
-        """Count snapshots, (n,) rows in order; times_ns: their CLOCK_MONOTONIC."""
+    def _new_cutter(self) -> Exchanges:
+        return Exchanges(has_calls=True, at_entry=self._at_entry)
+
+    def add(
+        self, entries: NDArray[Any], times_ns: NDArray[np.int64], lost: NDArray[np.int64]
+    ) -> None:
+        """Count snapshots, (n,) rows in order. times_ns: their CLOCK_MONOTONIC; lost: (n,) how many
+        records of the capture are missing up to each."""
         known = np.flatnonzero((entries["conn_id"] != 0) & (entries["state"] != _LISTEN))
         names = entries.dtype.names or ()
         columns = {
             name: np.ascontiguousarray(entries[name][known], entries.dtype[name].newbyteorder("="))
             for name in (*NEEDED, *OPTIONAL) if name in names
         }  # fmt: skip
-        self._waiting.append(Snapshots(columns, times_ns[known], np.zeros(len(known), np.int64)))
+        self._waiting.append(Snapshots(columns, times_ns[known], lost[known]))
         self._rows += len(known)
         begun_s = time.monotonic()
         # It looks at all open connections, so with many of them more records are cut together.
@@ -59,7 +69,7 @@ class RequestMeter:
     def _cut(self) -> None:
         waiting, self._waiting, self._rows = self._waiting, [], 0
         if len(self._cutter.streams.places) > MOST:
-            known, self._cutter = self._cutter, Exchanges(has_calls=True)
+            known, self._cutter = self._cutter, self._new_cutter()
             self._cutter.streams.know_servers(known.streams)
         if waiting:
             self._count(self._cutter.add(_join(waiting)))

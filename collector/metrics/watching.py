@@ -17,13 +17,16 @@ from collector.metrics import shown
 from collector.metrics.connections import LIMITED, Connections
 from collector.metrics.tcp_meter import TcpMeter
 from collector.plan.columns import Layout, locations_of
-from formats.base.control import EXISTING
+from formats.base.control import EXISTING, Loss, words_view
 from formats.base.errors import TcpkmonError
 
 MOST_ROWS = 1000
 _MOST_LOCATION = 31
 _CALLS = (9, 10)
 """SEND_CALL, RECEIVE_CALL."""
+_CALL_NAMES = ("SEND_CALL", "RECEIVE_CALL")
+_COUNT_WORD = 2
+"""Of the count in the words of a LOSS entry."""
 _TIME = np.dtype("=i8")
 _TIME_OFFSET = 4
 """Of the time in a record of a ring."""
@@ -35,22 +38,23 @@ def watch(
     at_once: bool,
     show: Callable[[NDArray[Any]], None] | None = None,
     raw: bool = False,
+    ways: Mapping[str, object] | None = None,
 ) -> Watching:
     """Of a capture with this layout of the schema tcp; None: it has none, or not in one order.
 
-    raw: it gets rows as in the rings.
+    raw: it gets rows as in the rings. ways: how each location is attached, by name.
     """
     if layout is None:
         return Watching(None, {}, show=show)
     dtype = _raw(layout.dtype) if raw else layout.dtype
-    return Watching(dtype, locations_of(layout.schema), at_once, show)
+    return Watching(dtype, locations_of(layout.schema), at_once, show, ways)
 
 
 class Watching:
     """One capture's counts. dtype: of an entry; None for a capture without the schema tcp.
 
     locations: the schema's numbers by name. at_once: count from the start. show: called with the
-    entries too.
+    entries too. ways: how each location is attached; None: at a call's end, where it is recorded.
     """
 
     def __init__(
@@ -59,12 +63,16 @@ class Watching:
         locations: Mapping[str, int],
         at_once: bool = False,
         show: Callable[[NDArray[Any]], None] | None = None,
+        ways: Mapping[str, object] | None = None,
     ) -> None:
         self._dtype = dtype
         names = set((dtype.names or ()) if dtype is not None else ())
         self._has_connections = {"conn_id", "state"} <= names
         self._locations = locations
         self._show = show
+        self._ways = dict.fromkeys(_CALL_NAMES, "") if ways is None else ways
+        self._lost = 0
+        """Records of the capture that are missing."""
         self._meter: TcpMeter | None = None
         self._table: Connections | None = None
         self._requests: Any = None
@@ -73,16 +81,19 @@ class Watching:
         if at_once:
             self._begin()
 
-    def add(self, entries: NDArray[Any]) -> None:
+    def add(self, entries: NDArray[Any], lost: NDArray[np.int64] | None = None) -> None:
         """Count entries, (n,) contiguous rows in order; opaque rows of a ring, whose first bytes
-        are those of an entry, too. An error ends the counting alone."""
+        are those of an entry, too. An error ends the counting alone.
+
+        lost: (n,) how many records are missing before each; None: LOSS entries among them tell.
+        """
         if self._show is not None:
             self._show(entries)
         if self._meter is None:
             return
         before_ns = time.perf_counter_ns()
         try:
-            self._add(entries, self._meter)
+            self._add(entries, self._meter, lost)
         except (
             ValueError, TypeError, KeyError, IndexError, OverflowError, ImportError,
         ) as error:  # fmt: skip
@@ -148,30 +159,46 @@ class Watching:
             if self._has_connections:
                 self._table = Connections(self._dtype, self._locations, time.monotonic())
 
-    def _add(self, entries: NDArray[Any], meter: TcpMeter) -> None:
+    def _add(
+        self, entries: NDArray[Any], meter: TcpMeter, lost: NDArray[np.int64] | None
+    ) -> None:
         if entries.dtype.names is None:
             entries = _fit(entries, self._dtype)
         locations = entries["location"]
+        missing = self._lost + np.cumsum(_losses(entries) if lost is None else lost)
+        self._lost = int(missing[-1]) if len(missing) else self._lost
         ours = (locations <= _MOST_LOCATION) | (locations == EXISTING)
         if not ours.all():
-            entries = entries[ours]
+            entries, missing = entries[ours], missing[ours]
         if len(entries):
             meter.add(entries, _times_ns(entries))
             if self._table is not None:
                 self._table.add(entries)
-            self._add_requests(entries)
+            self._add_requests(entries, missing)
 
-    def _add_requests(self, entries: NDArray[Any]) -> None:
+    def _add_requests(self, entries: NDArray[Any], lost: NDArray[np.int64]) -> None:
         """Of a capture that records calls; imported only then."""
         if self._requests is None:
             if not np.isin(_CALLS, entries["location"]).any():
                 return
             from collector.metrics.request_meter import RequestMeter
+            from formats.analysis.exchanges import calls_of
 
-            if not RequestMeter.can_count(set(entries.dtype.names or ())):
+            has_calls, at_entry = calls_of(self._ways)
+            if not has_calls or not RequestMeter.can_count(set(entries.dtype.names or ())):
                 return
-            self._requests = RequestMeter()
-        self._requests.add(entries, _times_ns(entries))
+            self._requests = RequestMeter(at_entry)
+        self._requests.add(entries, _times_ns(entries), lost)
+
+
+def _losses(entries: NDArray[Any]) -> NDArray[np.int64]:
+    """(n,) how many records are missing before each, by the LOSS entries of a PSC stream."""
+    found = np.zeros(len(entries), np.int64)
+    at = np.flatnonzero(entries["location"] == Loss.location)
+    if len(at):
+        words = words_view(np.ascontiguousarray(entries[at])).astype(np.int64)
+        found[at] = words[:, _COUNT_WORD] | words[:, _COUNT_WORD + 1] << 32
+    return found
 
 
 def _raw(dtype: np.dtype[Any]) -> np.dtype[Any]:

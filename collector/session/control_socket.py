@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from collector.control.choosing import own_name
 from collector.control.server import ControlServer
 from collector.linux.privileges import User
 from collector.plan.request import Request
@@ -20,7 +21,8 @@ def open_server(
     user: whom its thread becomes.
     """
     try:
-        return ControlServer(group=request.control_group, wake=wake, user=user)
+        name = own_name(request.name, request.output)
+        return ControlServer(group=request.control_group, wake=wake, user=user, name=name)
     except TcpkmonError as error:
         if request.control_group is not None:
             raise

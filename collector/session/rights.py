@@ -11,6 +11,7 @@ from pathlib import Path
 
 from collector.control.access import (
     control_folder,
+    name_path,
     owner_path,
     prepare_folder,
     socket_path,
@@ -79,9 +80,10 @@ class Rights:
             self._folders.append(folder)
         if self.user is not None:
             control = socket_path(control_folder())
+            paths = [control, *(of(control) for of in (status_path, owner_path, name_path))]
             deputy = Deputy(
                 stream.open_file,
-                at_end=partial(_remove, control, status_path(control), owner_path(control)),
+                at_end=partial(_remove, *paths),
                 settle=partial(settle, OPENING, folders=self._folders, forks=True),
                 keep=self._folders,
             )

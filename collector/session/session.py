@@ -164,7 +164,8 @@ class Session:
         self._recording.begin(self._counts.books)
         ordered = self._prepared.tcp if request.orders_tcp else None
         raw = request.file_format != "psc"
-        watching = watch(ordered.layout if ordered else None, request.counts_at_once, show, raw)
+        tcp, ways = ordered.layout if ordered else None, info.settings.get("locations")
+        watching = watch(tcp, request.counts_at_once, show, raw, ways)
         why_next = self._takeover.begin(
             info, kernel, self._clocks, self._rings, self._existing,
             watching.add if ordered else None,

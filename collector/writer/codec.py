@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collector.ring.journal import Journal
 from collector.sequencer.clock_pairs import Clocks
@@ -33,8 +32,8 @@ from formats.base.errors import FileError
 
 ALL = 0
 """The number of the file, where one has the records of all CPUs."""
-Show = Callable[[NDArray[Any]], None]
-"""Prints entries that go into the file."""
+Show = Callable[..., None]
+"""Sees entries that go into the file; see Watching.add() in collector/metrics/watching.py."""
 Look = Callable[..., Sequence[Any]]
 """Looks for triggers: see collector/plan/trigger_watch.py and event_triggers.py."""
 

@@ -78,6 +78,8 @@ class KloggerCodec(Codec):
         self._mixed, self._now_ns = mixed, now_ns
         self._names: FunctionNames | None = None
         self._pool = Pool()
+        self._behind = 0
+        """Records that are missing behind the last one that was shown."""
         if log is not None:
             self._log = log
 
@@ -103,8 +105,12 @@ class KloggerCodec(Codec):
         """Copies, which each CPU's file gets in the order of its serials: they print in no order
         of all CPUs but that of the schema tcp."""
         parts = self.order.take(watermark_ns)
-        if show is not None and (rows := tcp_in_order(parts)) is not None:
-            show(rows)
+        if show is not None:
+            rows, lost = tcp_in_order(parts)
+            lost[0] += self._behind
+            self._behind = int(lost[-1])
+            if rows is not None:
+                show(rows, lost[:-1])
         for batch in copies(parts, self._pool):
             yield batch, (batch,)
 

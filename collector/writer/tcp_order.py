@@ -17,16 +17,23 @@ from formats.base.control import EXISTING
 _POINT = (np.dtype("=u4"), 4 * LOCATION_WORD)
 
 
-def tcp_in_order(parts: Sequence[Part]) -> NDArray[Any] | None:
-    """Those of a release of all CPUs, by time, as opaque rows of the ring; None: there are none."""
-    rows, keys = [], []
+def tcp_in_order(parts: Sequence[Part]) -> tuple[NDArray[Any] | None, NDArray[np.int64]]:
+    """Those of a release of all CPUs, by time, as opaque rows of the ring; None: there are none.
+
+    And (n + 1,) how many records, of any event, are missing before each, and behind the last one.
+    """
+    rows, keys, lost, behind = [], [], [], 0
     for part in parts:
         points = part.rows.getfield(*_POINT)
         at = np.flatnonzero((points < FIRST_EVENT) | (points == EXISTING))
+        behind += part.missing
         if len(at):
             rows.append(part.rows[at])
             keys.append(part.keys_ns[at])
+            lost.append(np.diff(np.cumsum(part.gaps)[at], prepend=0))
+            behind -= int(lost[-1].sum())
     if not rows:
-        return None
+        return None, np.array([behind])
+    order = np.argsort(np.concatenate(keys), kind="stable")
     found: NDArray[Any] = np.concatenate(rows)
-    return found[np.argsort(np.concatenate(keys), kind="stable")]
+    return found[order], np.append(np.concatenate(lost)[order], behind)

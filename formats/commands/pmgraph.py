@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,11 @@ from formats.pmgraph import options
 from formats.pmgraph.options import PARAMETERS, Selection, parse_names, select
 
 if TYPE_CHECKING:
+    from formats.pmgraph.pages import Page
     from formats.psc.reader import Capture
 
 _CHOSEN = "tcpkmon.pmgraph.chosen"
+_OF_ONE = {"text": "-T", "gaps": "-D", "maximum_memory": "-M"}
 
 
 def _choose(context: click.Context, parameter: click.Parameter, value: Any) -> None:
@@ -75,17 +78,20 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("-x", "--xgraph", is_flag=True, help="write xgraph files into the current directory")
 @click.option("-o", "--output", type=click.Path(readable=False, path_type=Path), metavar="FILE",
               help="draw into FILE: .png, .svg or .pdf")
+@click.option("--axis", type=click.Choice(["start", "clock"]), default="start", show_default=True,
+              help="of several captures: each begins at 0, or they lie as the time of day says")
 @click.option("--force", is_flag=True, help="let -x overwrite files")
 @click.option("-d", "--verbose", is_flag=True, help="say on stderr what the file holds")
 @click.pass_context
 def command(context: click.Context, /, files: tuple[Path, ...], **asked: Any) -> int:
-    """Show the kernel monitor file FILE as graphs or text; several are segments of one capture.
+    """Show the kernel monitor file FILE as graphs or text.
 
-    Without -T, -x or -o it draws in a window where there is a display, else in the terminal.
-    Without options for columns it shows everything.
+    Several files may be segments of one capture. Several captures come into one picture, with a
+    graph for each parameter. Without -T, -x or -o it draws in a window where there is a display,
+    else in the terminal. Without options for columns it shows everything.
     """
     from formats.psc.reader import open_capture
-    from formats.registry import FILE_FORMATS, kind_of
+    from formats.registry import FILE_FORMATS, group, kind_of
 
     selection = select(
         context.meta.get(_CHOSEN, []), asked["connections"], asked["scales"], asked["by_parameter"]
@@ -96,14 +102,26 @@ def command(context: click.Context, /, files: tuple[Path, ...], **asked: Any) ->
         is_some = any(file.glob("*")) if file.is_dir() else file.is_file()
         if found.shown_by != "pmgraph" and is_some:
             raise FileError(f"{file} is {found.title}, not a PSC file", f"use {found.shown_by}")
-    with open_capture(*files) as capture:
-        if asked["verbose"]:
-            _describe(capture)
-        _warn(capture)
-        _show(capture, selection, asked)
-        if len(files) > 1 or files[0].is_dir():
-            return exit_code_of(capture)
-        return DamagedError.exit_code if capture.damaged else 0
+    groups = group(files) if len(files) > 1 else [[*files]]
+    if len(groups) > 1 and (letter := next((one for one in _OF_ONE if asked[one]), "")):
+        raise UsageError(f"{_OF_ONE[letter]} takes one capture", "give the files one by one")
+    with ExitStack() as stack:
+        captures = [stack.enter_context(open_capture(*paths)) for paths in groups]
+        for capture in captures:
+            if asked["verbose"]:
+                _describe(capture)
+            _warn(capture)
+        if len(captures) > 1:
+            _show_together(captures, selection, asked)
+        else:
+            _show(captures[0], selection, asked)
+        return max(map(_code_of, captures, groups))
+
+
+def _code_of(capture: Capture, paths: Sequence[Path]) -> int:
+    if len(paths) > 1 or paths[0].is_dir():
+        return exit_code_of(capture)
+    return DamagedError.exit_code if capture.damaged else 0
 
 
 def main() -> None:
@@ -147,8 +165,28 @@ def _show(capture: Capture, selection: Selection, asked: dict[str, Any]) -> None
         for path in write_xgraph(capture, selection, Path(), asked["force"]):
             click.echo(for_terminal(str(path)))
     elif asked["output"] or not _is_answered(selection, asked):
-        _draw(capture, selection, asked["output"])
+        from formats.pmgraph.pages import build_pages
+
+        _draw(lambda bins: build_pages(capture, selection, bins), asked["output"])
     out.flush()
+
+
+def _show_together(
+    captures: Sequence[Capture], selection: Selection, asked: dict[str, Any]
+) -> None:
+    by_clock = asked["axis"] == "clock"
+    if asked["xgraph"]:
+        from formats.pmgraph.xgraph import write_together
+
+        paths, notes = write_together(captures, selection, Path(), by_clock, asked["force"])
+        for path in paths:
+            click.echo(for_terminal(str(path)))
+        for note in notes:
+            _say(note)
+        return
+    from formats.pmgraph.together import build_together
+
+    _draw(lambda bins: build_together(captures, selection, bins, by_clock), asked["output"])
 
 
 def _is_answered(selection: Selection, asked: dict[str, Any]) -> bool:
@@ -157,9 +195,11 @@ def _is_answered(selection: Selection, asked: dict[str, Any]) -> bool:
     return (asked["maximum_memory"] or asked["gaps"]) and not wants_graph
 
 
-def _draw(capture: Capture, selection: Selection, output: Path | None) -> None:
+def _draw(
+    build: Callable[[int], tuple[list[Page], list[str]]], output: Path | None
+) -> None:
+    """Draw what build() makes for so many pixel columns, and say its notes."""
     from formats.pmgraph import figure, terminal
-    from formats.pmgraph.pages import build_pages
 
     in_window = output is None and figure.has_window()
     in_terminal = output is None and not in_window
@@ -169,7 +209,7 @@ def _draw(capture: Capture, selection: Selection, output: Path | None) -> None:
             "use -o FILE.png (or .svg, .pdf), or -T for text",
         )
     bins = terminal.BINS if in_terminal else figure.BINS
-    pages, notes = build_pages(capture, selection, bins)
+    pages, notes = build(bins)
     for note in notes:
         _say(note)
     if output is not None:

@@ -16,12 +16,14 @@ from formats.psc.reader import Capture
 
 
 class Seconds:
-    """The time axis of the graphs: seconds since the file's first record.
+    """The time axis of the graphs: seconds since the file's first record; ahead_ns are added.
 
-    Uses the monotonic clock if the file has it, since the wall clock may step.
+    Uses the monotonic clock if the file has it, since the wall clock may step. A segment repeats
+    the last records that earlier ones have of open connections: they hold from its begin on, where
+    the axis begins, however old they are.
     """
 
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: Capture, ahead_ns: int = 0) -> None:
         mono = capture.columns_by_name.get("time_ns")
         self.column = "time_ns" if mono is not None and mono.is_integer else "time"
         if self.column not in capture.names:
@@ -30,6 +32,7 @@ class Seconds:
             )
         self._capture = capture
         self._zero = np.int64(0)
+        self._ahead = ahead_ns / 1e9
         if len(capture):
             first = capture.column(self.column, 0, 1)
             if first.dtype.kind not in "iu":
@@ -39,14 +42,16 @@ class Seconds:
     def of(self, columns: Columns) -> Array:
         """(n,) float64 seconds of the records of `columns`, which must include self.column."""
         seconds: Array = (columns[self.column].astype(np.int64) - self._zero) / 1e9
-        return seconds
+        if self.column == "time_ns":
+            seconds = np.maximum(seconds, 0.0)
+        return seconds + self._ahead
 
     def of_mono(self, mono_ns: int) -> float:
         """The seconds of a reading of CLOCK_MONOTONIC, by the clocks at the start."""
         if self.column != "time_ns":
             start, real_ns, _ = self._capture.clock or (0, 0, 0)
             mono_ns += real_ns - start
-        return (mono_ns - int(self._zero)) / 1e9
+        return (mono_ns - int(self._zero)) / 1e9 + self._ahead
 
     def at(self, start: int, stop: int) -> Array:
         """(stop - start,) float64 seconds of the records from start to stop."""

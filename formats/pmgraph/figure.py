@@ -121,7 +121,7 @@ def _draw_page(part: Any, page: Page) -> None:
     marked = page.event_panel()
     if marked is not None:
         mark_events(rows[marked], page, page.panels[marked])
-    rows[-1].set_xlabel("time since the file's first record (s)")
+    rows[-1].set_xlabel(f"time since {page.since} (s)")
     begin, end = page.limits
     margin = (end - begin) * 0.015 or 0.5
     rows[0].set_xlim(begin - margin, end + margin)

@@ -20,11 +20,20 @@ _NEAR_ROWS = 65536
 
 @dataclass(frozen=True)
 class Spans:
-    """(n,) times in seconds between which records are missing, and how many records in all."""
+    """(n,) times in seconds between which records are missing, and how many records in all.
+
+    whose: the words before that number, where there are several captures.
+    """
 
     begin: Array
     end: Array
     missing: int
+    whose: str = ""
+
+    @property
+    def text(self) -> str:
+        """What the legend says."""
+        return f"{self.whose}{self.missing} records lost"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ _ROW_SHARE = 0.045
 def shade_losses(axes: Axes, page: Page, labelled: bool) -> None:
     """Hatch the times in which records are missing."""
     for index, (begin, end) in enumerate(zip(page.spans.begin, page.spans.end, strict=True)):
-        label = f"{page.spans.missing} records lost" if labelled and not index else None
+        label = page.spans.text if labelled and not index else None
         axes.axvspan(begin, end, facecolor="0.9", edgecolor="0.55", hatch="////", linewidth=0.5,
                      zorder=0.5, label=label, gid="loss")  # fmt: skip
 

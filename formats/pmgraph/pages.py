@@ -92,6 +92,8 @@ class Page:
     spans: Spans
     off: tuple[OffSpan, ...] = ()
     """when locations were switched off"""
+    since: str = "the first record"
+    """when the time axis begins"""
 
     def event_panel(self) -> int | None:
         """The index of the panel that shows the events: the first one with curves."""
@@ -116,22 +118,22 @@ def build_pages(capture: Capture, selection: Selection, bins: int) -> tuple[list
     chosen = choose_quantities(capture, selection)
     seconds = Seconds(capture)
     traces = gather(capture, connections, chosen, seconds, bins)
-    titles = _titles(capture, connections)
+    titles = titles_of(capture, connections)
     begin = min(trace.limits[0] for trace in traces)
     end = max(trace.limits[1] for trace in traces)
     spans = find_spans(capture, seconds, (end - begin) / bins)
     if selection.by_parameter:
         names = [algorithm_of(capture, one) for one in connections]
         titles = [", ".join(filter(None, pair)) for pair in zip(titles, names, strict=True)]
-        pages = [_parameter_page(one, traces, titles, selection, spans) for one in chosen]
+        pages = [parameter_page(one, traces, titles, selection, spans) for one in chosen]
     else:
         pairs = zip(traces, titles, strict=True)
         pages = [_connection_page(capture, *pair, chosen, selection, spans) for pair in pairs]
     off = find_off(capture, seconds, end)
-    return [replace(page, off=_touching(off, page.limits)) for page in pages], notes
+    return [replace(page, off=touching(off, page.limits)) for page in pages], notes
 
 
-def _touching(off: Iterable[OffSpan], limits: tuple[float, float]) -> tuple[OffSpan, ...]:
+def touching(off: Iterable[OffSpan], limits: tuple[float, float]) -> tuple[OffSpan, ...]:
     """The part within the page's time; names escaped."""
     begin, end = limits
     return tuple(
@@ -181,7 +183,7 @@ def choose_quantities(capture: Capture, selection: Selection) -> list[Quantity]:
     return [quantities.describe(capture, name) for name in present]
 
 
-def _titles(capture: Capture, connections: Sequence[Connection]) -> list[str]:
+def titles_of(capture: Capture, connections: Sequence[Connection]) -> list[str]:
     """Addresses or ports; equal titles get a number."""
     titles = [title_of(capture, one) for one in connections]
     counts: dict[str, int] = {}
@@ -214,7 +216,7 @@ def _connection_page(
     return Page(title, subtitle, panels, events, trace.limits, _within(spans, trace.limits))
 
 
-def _parameter_page(
+def parameter_page(
     one: Quantity,
     traces: Sequence[Trace],
     titles: Sequence[str],
@@ -300,4 +302,4 @@ def _axis_label(group: Sequence[Quantity], lead: Quantity, unit: str, selection:
 def _within(spans: Spans, limits: tuple[float, float]) -> Spans:
     """The spans that overlap the page's time; `missing` remains the number of the whole file."""
     touch = (spans.end >= limits[0]) & (spans.begin <= limits[1])
-    return Spans(spans.begin[touch], spans.end[touch], spans.missing)
+    return replace(spans, begin=spans.begin[touch], end=spans.end[touch])

@@ -115,7 +115,7 @@ def _draw_panel(page: Page, place: int, look: _Look) -> Iterator[str]:
     plotext.yticks(ticks, [f"{text:>{_TICK_WIDTH}.{_TICK_WIDTH}}" for text in labels])
     plotext.scatter([begin], [low], marker=" ")  # plotext draws no axes without data
     if is_last:
-        plotext.xlabel("time since the first record (s)")
+        plotext.xlabel(f"time since {page.since} (s)")
     else:
         plotext.xfrequency(0)
     cells = np.linspace(begin, end, look.width - _TICK_WIDTH - 1), np.linspace(low, high, height)
@@ -197,7 +197,7 @@ def _events(page: Page, look: _Look) -> Iterator[str]:
     names = dict.fromkeys(name for _, name, _ in page.events)
     parts = [f"{look.event(name)} {SYMBOLS[name].text}" for name in names]
     if len(page.spans.begin):
-        parts.append(f"{look.loss} {page.spans.missing} records lost")
+        parts.append(f"{look.loss} {page.spans.text}")
     for name in dict.fromkeys(one.name for one in page.off):
         parts.append(f"{look.off} {name} off: not recorded")
     return _flow([(len(part), part) for part in parts], look.width)

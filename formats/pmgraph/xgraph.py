@@ -34,9 +34,11 @@ from formats.pmgraph.options import Selection
 from formats.pmgraph.pages import choose_quantities, display_name
 from formats.pmgraph.quantities import Quantity, derive, source_of
 from formats.pmgraph.series import Unwrapper
+from formats.pmgraph.together import choose_all, common_quantities
 from formats.psc.reader import Capture
 
 _OPEN_AT_ONCE = 64
+_MOST_BASE = 100
 
 
 def write_xgraph(
@@ -79,6 +81,30 @@ def write_xgraph(
     return paths
 
 
+def write_together(
+    captures: Sequence[Capture], selection: Selection, folder: Path, by_clock: bool,
+    force: bool = False,
+) -> tuple[list[Path], list[str]]:  # fmt: skip
+    """Write a file for each column with the connections of several captures; paths and notes.
+
+    The names of the curves begin with the capture's label. by_clock: see together.choose_all().
+    """
+    shown, notes = choose_all(captures, selection, by_clock, MOST_LISTED)
+    chosen = common_quantities(captures, selection)
+    base = "+".join(capture.path.name.removesuffix(".pm") for capture in captures)[:_MOST_BASE]
+    paths = [folder / f"{base}.{_file_part(one.name)}.xg" for one in chosen]
+    for path in paths:
+        if not force and os.path.lexists(path):
+            raise already_there(path)
+    writers = [_PointWriter(one.capture, selection, one.seconds, f"{one.label}: ") for one in shown]
+    for quantity, path in zip(chosen, paths, strict=True):
+        with create_file(path, force) as out:
+            _write_head(out, display_name(quantity, selection), quantity.unit)
+            for writer, one in zip(writers, shown, strict=True):
+                writer.write_curves(out, quantity, one.connections)
+    return paths, notes
+
+
 def _name_files(connections: Sequence[Connection], folder: Path, base: str) -> list[Path]:
     """A path for each connection; connections with the same ports get a number."""
     counts: dict[str, int] = {}
@@ -97,10 +123,14 @@ def _file_part(name: str) -> str:
 class _PointWriter:
     """Writes the points of a capture into open files."""
 
-    def __init__(self, capture: Capture, selection: Selection) -> None:
+    def __init__(
+        self, capture: Capture, selection: Selection, seconds: Seconds | None = None,
+        label: str = "",
+    ) -> None:  # fmt: skip
         self._capture = capture
         self._selection = selection
-        self._seconds = Seconds(capture)
+        self._seconds = seconds or Seconds(capture)
+        self._label = label
 
     def write_connections(
         self, files: Sequence[BinaryIO], chosen: Sequence[Quantity], some: Sequence[Connection]
@@ -120,8 +150,14 @@ class _PointWriter:
     ) -> None:
         """Write a column of all connections into a file."""
         _write_head(out, display_name(one, self._selection), one.unit)
+        self.write_curves(out, one, connections)
+
+    def write_curves(
+        self, out: BinaryIO, one: Quantity, connections: Sequence[Connection]
+    ) -> None:
+        """Write the curves of a file that has its head."""
         for connection in connections:
-            _write_name(out, connection.ports)
+            _write_name(out, self._label + connection.ports)
             unwrappers = self._find_bases([one], [connection])
             self._write_points(one, [connection], unwrappers, [out])
 

@@ -89,6 +89,38 @@ BRIEFLY = textwrap.dedent("""
 """)
 
 
+# A process that has a listener of its parent's, and one of its own at the same port. Both close the
+# parent's before the first connection.
+BESIDE = textwrap.dedent("""
+    import os, socket, sys
+    def listen(port):
+        one = socket.socket()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        one.bind(("127.0.0.1", port))
+        one.listen()
+        return one
+    shared = listen(0)
+    port = shared.getsockname()[1]
+    heard, told = os.pipe()
+    if not (pid := os.fork()):
+        own = listen(port)
+        print(port, os.getpid(), flush=True)
+        os.read(heard, 1)
+        shared.close()
+        print("closed", flush=True)
+        for _ in range(3):
+            stream, _peer = own.accept()
+            stream.recv(100)
+            stream.sendall(b"x" * 1000)
+            stream.close()
+        os._exit(0)
+    sys.stdin.readline()
+    shared.close()
+    os.write(told, b"x")
+    os.waitpid(pid, 0)
+""")
+
+
 @contextmanager
 def prefork(workers: int, rounds: int) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
     """The master, its port, and its first worker; the others come with go()."""
@@ -256,3 +288,23 @@ def test_follow_needs_a_command(tmp_path: Path) -> None:
     assert done.code == UsageError("").exit_code
     assert "collect --follow -- COMMAND" in done.stderr
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("kinds", ["", "raw,kprobe,iter"], ids=["typed", "untyped"])
+def test_the_end_of_a_shared_listener_takes_no_others_count(tmp_path: Path, kinds: str) -> None:
+    """The one of the process itself, at the same port, is still followed: from the handshake on."""
+    with subprocess.Popen(
+        [sys.executable, "-c", BESIDE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        try:
+            assert parent.stdout is not None
+            port, pid = map(int, parent.stdout.readline().split())
+            path = tmp_path / "a.pm"
+            with capturing(path, *OPTIONS, "--pid", str(pid), kinds=kinds) as capture:
+                go(parent)
+                assert parent.stdout.readline() == "closed\n"
+                clients = {ask(port) for _ in range(3)}
+                outcome = capture.stop()
+        finally:
+            parent.kill()
+    check_whole(outcome, port, clients)

@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 
-from collector.control.choosing import choose
+from collector.commands import openmetrics
+from collector.control.choosing import choose, named
 from collector.control.client import Client
 from tests.live.capturing import ROOT, Running, capturing, wait_until
 from tests.live.test_control_live import GROUP, as_user, group_name
@@ -154,6 +155,9 @@ def check_counts(prometheus: Prometheus, client: Client) -> None:
     segments = next(row for row in told["events"] if row["name"] == "SEGMENT_RECEIVED")["written"]
     assert prometheus.value("tcpkmon_tcp_rtt_seconds_count") == segments
     assert prometheus.value('tcpkmon_captures{answered="yes"}') == 1
+    for side in ("client", "server"):
+        count = prometheus.value(f'tcpkmon_request_duration_seconds_count{{side="{side}"}}')
+        assert count == 0, "nobody answered"
     for text in expressions():
         assert prometheus.query(text) is not None, text
 
@@ -162,7 +166,7 @@ def check_counts(prometheus: Prometheus, client: Client) -> None:
 def test_prometheus_has_what_the_capture_counted(folder: Path, tmp_path: Path) -> None:
     ports = free_port(), free_port()
     group = group_name(GROUP)
-    words = ["--ports", str(ports[0]), "--control-group", group, "--metrics"]
+    words = ["--ports", str(ports[0]), "--control-group", group, "--metrics", "--requests"]
     with capturing(tmp_path / "run.pm", *words) as running:
         client = Client(choose())
         transfer(ports[0])
@@ -218,3 +222,28 @@ def check_others(running: Running, folder: Path, tmp_path: Path) -> None:
         check=False,
     )  # fmt: skip
     assert not promtool.stderr, "names and help as Prometheus wants them"
+
+
+def test_all_users_and_commands_have_the_same_names(folder: Path, tmp_path: Path) -> None:
+    """Two captures of one name; the first one to begin has it, whatever its PID."""
+    ports = free_port(), free_port()
+    outputs = [tmp_path / where / "run.pm" for where in ("one", "two")]
+    for output in outputs:
+        output.parent.mkdir()
+    with (
+        capturing(outputs[0], "--ports", str(ports[0])) as first,
+        capturing(outputs[1], "--ports", str(ports[1])) as second,
+    ):
+        wanted = {"run.pm": first.process.pid, "run.pm-2": second.process.pid}
+        assert {name: one.pid for name, one in named().items()} == wanted
+        assert set(openmetrics.ask_all()[0]) == set(wanted)
+        for name, pid in wanted.items():
+            for user in (0, 65534):
+                asked = [*tcpkmon("status", "--json", "--collector", name)]
+                words = ["setpriv", f"--reuid={user}", "--clear-groups", "--", *asked]
+                done = subprocess.run(words, capture_output=True, text=True, check=False)
+                assert done.returncode == 0, done.stderr
+                told = json.loads(done.stdout)
+                assert told["name"] == name
+                assert user or told["pid"] == pid
+    assert not list(folder.glob("*.name")), "they go with their sockets"

@@ -15,7 +15,8 @@ import pytest
 
 from collector.commands import status
 from collector.commands.tcpkmon import command
-from collector.control.choosing import choose, name_in, named
+from collector.control.access import read_name
+from collector.control.choosing import choose, named, own_name
 from collector.control.client import Client, find_collectors
 from collector.control.server import ControlServer
 from formats.base.cli import run
@@ -250,7 +251,31 @@ def test_a_capture_has_one_name(
     session.told["name"] = "web"
     assert list(named()) == ["web"]
     assert tcpkmon("disable", "--collector", "web") == 0
-    assert name_in({"output": "/other/run.pm"}, ["run.pm", "run.pm-2"]) == "run.pm-3"
+
+
+def test_all_users_see_the_names_that_captures_began_with(folder: Path) -> None:
+    """By files that everybody may read: no capture is asked, and none of these answers."""
+    with ControlServer(folder, name=own_name(None, "/other/run.pm")) as server:
+        path = server.path.with_suffix(".name")
+        assert (path.read_text(), path.stat().st_mode & 0o777) == ("run.pm", 0o644)
+        assert list(named()) == ["run.pm"]
+        other = folder / f"{os.getppid()}.sock"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(os.fspath(other))
+            listener.listen()
+            later = other.with_suffix(".name")
+            later.write_text("run.pm")
+            for since, names in ((1 << 62, [os.getpid(), os.getppid()]),
+                                 (1, [os.getppid(), os.getpid()])):  # fmt: skip
+                os.utime(later, ns=(since, since))
+                found = named()
+                assert list(found) == ["run.pm", "run.pm-2"], "by their begins, not their PIDs"
+                assert [one.pid for one in found.values()] == names
+        later.unlink()
+        os.mkfifo(later)
+        assert read_name(other) is None, "nobody waits for a writer"
+    assert not path.exists()
+    assert own_name("web", "/x/run.pm") == "web" and own_name("", None) == "capture"
 
 
 def test_what_is_no_socket_is_passed_over(folder: Path, session: Session) -> None:

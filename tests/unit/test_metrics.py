@@ -21,9 +21,9 @@ from click.testing import CliRunner
 from collector.commands import openmetrics
 from collector.commands.metrics import command, open_listener
 from collector.commands.openmetrics import make_metrics
-from collector.control.choosing import name_in
 from collector.metrics.connections import Connections
 from collector.metrics.histogram import Histogram
+from collector.metrics.request_meter import RequestMeter
 from collector.metrics.shown import first
 from collector.metrics.tcp_meter import TcpMeter
 from collector.metrics.watching import Watching, watch
@@ -297,7 +297,7 @@ def answer() -> dict[str, Any]:
 
 def names_of(*answers: dict[str, Any]) -> set[str]:
     found = set()
-    for metric in make_metrics({name_in(one): one for one in answers}, 0):
+    for metric in make_metrics({one.get("output", "capture"): one for one in answers}, 0):
         assert metric.documentation
         found.update(sample.name for sample in metric.samples)
     return found
@@ -340,10 +340,13 @@ def expressions() -> list[str]:
 def test_dashboard_and_rules_name_metrics_that_exist() -> None:
     told = answer()
     told["tcp"]["closed"], told["tcp"]["opened"] = [["client", "close", 1]], {"client": 1}
+    told["tcp"]["requests"] = RequestMeter().told()
     there = names_of(told)
     assert len(expressions()) > 16
     assert not any("$__interval" in text for text in expressions())  # shorter than a scrape: empty
     assert used_names(expressions()) <= there
+    requests = {name for name in there if re.fullmatch(r"tcpkmon_request_\w+_bucket", name)}
+    assert len(requests) == 2 and requests <= used_names(expressions())
     rules = used_names((METRICS / "alerts.yml").read_text().splitlines())
     assert rules and rules <= there
 

@@ -97,7 +97,7 @@ def test_bad_scales(text: str) -> None:
     "args",
     [
         ("-q",), ("-p", "x"), ("-S", "l"), ("-T", "-x"), ("-T", "-o", "x.png"), ("-o", "x.gif"),
-        ("--show", ","), ("--time", "utc"), ("more.pm",),
+        ("--show", ","), ("--time", "utc"), ("--axis", "day"),
     ],
 )  # fmt: skip
 def test_wrong_usage(path: Path, capfd: pytest.CaptureFixture[str], args: tuple[str, ...]) -> None:

@@ -56,7 +56,7 @@ def test_the_last_record_is_that_of_all_cpus() -> None:
                                  location=[EXISTING, AT["SEND_CALL"]],
                                  snd_cwnd_segs=[2, 6]), 0))  # fmt: skip
     queues.push(Batch(2, in_ring([1], [600], conn_id=7, location=40), 0))  # of another schema
-    rows = tcp_in_order(list(queues.take(FOREVER_NS)))
+    rows, _ = tcp_in_order(list(queues.take(FOREVER_NS)))
     assert rows is not None and len(rows) == 5
     watching = watch(LAYOUT, True, raw=True)
     watching.add(rows)
@@ -65,7 +65,7 @@ def test_the_last_record_is_that_of_all_cpus() -> None:
     found = {name: table.values(name, slots).tolist() for name in ("conn_id", "time_ns")}
     assert dict(zip(found["conn_id"], found["time_ns"], strict=True)) == {7: 450, 9: 500}
     assert table.values("snd_cwnd_segs", slots).tolist() == [6, 5]
-    assert tcp_in_order([]) is None
+    assert tcp_in_order([])[0] is None
 
 
 def told(folder: Path, *entries: Reconciled) -> tuple[Report, list[Report]]:

@@ -13,7 +13,7 @@ from formats.analysis.exchanges.cutting import EXCHANGE, NULL, Exchanges, cut
 from formats.analysis.exchanges.meanwhile import did_meanwhile
 from formats.analysis.exchanges.picture import draw_requests
 from formats.analysis.exchanges.story import head, story
-from formats.analysis.exchanges.streams import NEEDED, OPTIONAL
+from formats.analysis.exchanges.streams import NEEDED, OPTIONAL, calls_of
 from formats.analysis.exchanges.summary import Summary, summarize
 from formats.analysis.exchanges.summary import slowest as slowest_of
 from formats.analysis.exchanges.table import as_arrow, exchanges
@@ -21,6 +21,6 @@ from formats.analysis.exchanges.waiting import Waited, Waiting
 
 __all__ = [
     "EXCHANGE", "EXCHANGES", "NEEDED", "NULL", "OPTIONAL", "PARTS", "Column", "Exchanges",
-    "Summary", "Waited", "Waiting", "as_arrow", "cut", "did_meanwhile", "draw_requests",
+    "Summary", "Waited", "Waiting", "as_arrow", "calls_of", "cut", "did_meanwhile", "draw_requests",
     "exchanges", "head", "slowest_of", "story", "summarize",
 ]  # fmt: skip

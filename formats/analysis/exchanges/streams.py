@@ -12,7 +12,7 @@ shows is known that it was between two snapshots.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,18 @@ class Events:
         for at, name, holds in parts:
             found = found + np.where(holds, self[f"width_{name}"][at], 0)
         return np.asarray(found, np.int64)
+
+
+def calls_of(ways: Mapping[str, object] | None) -> tuple[bool, bool]:
+    """Whether calls are recorded, both to send and to receive; and whether as they begin.
+
+    ways: how each location is attached, as the header has it; None: it is not known.
+    """
+    names = ("SEND_CALL", "RECEIVE_CALL")
+    if ways is None:
+        return False, False
+    at_entry = any(str(ways.get(name, "")).startswith("kprobe") for name in names)
+    return all(name in ways for name in names), at_entry
 
 
 class Streams:

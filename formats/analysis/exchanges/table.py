@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from formats.analysis.exchanges.columns import EXCHANGES
 from formats.analysis.exchanges.cutting import EXCHANGE, NULL, Exchanges, cut
 from formats.analysis.exchanges.overlap import spread
-from formats.analysis.exchanges.streams import NEEDED, OPTIONAL, Streams
+from formats.analysis.exchanges.streams import NEEDED, OPTIONAL, Streams, calls_of
 from formats.analysis.why import Source, Table
 from formats.base.arrow import import_pyarrow
 from formats.base.errors import UsageError
@@ -63,13 +63,7 @@ def _missing(source: Source) -> list[str]:
 
 def _calls(source: Source) -> tuple[bool, bool]:
     """Whether calls were recorded, both to send and to receive; and whether as they began."""
-    names = ("SEND_CALL", "RECEIVE_CALL")
-    ways = source.locations()
-    if ways is None:
-        return False, False
-    return all(name in ways for name in names), any(
-        str(ways.get(name, "")).startswith("kprobe") for name in names
-    )  # fmt: skip
+    return calls_of(source.locations())
 
 
 def _table(rows: Array, streams: Streams) -> Table:
