@@ -17,7 +17,7 @@ from formats.base.control import Start
 from formats.base.errors import DamagedError, FileError, UsageError
 from formats.base.escape import for_terminal
 from formats.base.limits import MOST_LISTED
-from formats.base.reader import exit_code_of
+from formats.commands.proof import contradicted, exit_code
 from formats.pmgraph import options
 from formats.pmgraph.options import PARAMETERS, Selection, parse_names, select
 
@@ -102,8 +102,10 @@ def command(context: click.Context, /, files: tuple[Path, ...], **asked: Any) ->
         _warn(capture)
         _show(capture, selection, asked)
         if len(files) > 1 or files[0].is_dir():
-            return exit_code_of(capture)
-        return DamagedError.exit_code if capture.damaged else 0
+            return exit_code("pmgraph", capture, files)
+        if capture.damaged:
+            return DamagedError.exit_code
+        return contradicted("pmgraph", files, worst_only=True)
 
 
 def main() -> None:

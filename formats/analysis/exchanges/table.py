@@ -81,7 +81,7 @@ def _table(rows: Array, streams: Streams) -> Table:
             found[name] = _texts(streams.latest.get(name), _TEXTS[name], place)
         elif name == "side":
             found[name] = np.array(["server", "client"], object)[rows["is_client"].astype(int)]
-        elif name in streams.latest or name in _NONE:
+        elif name not in rows.dtype.names:
             values = streams.latest.get(name)
             whole = np.zeros(len(rows)) if values is None else values[place]
             if column.null:
