@@ -18,7 +18,7 @@ from formats.base.cli import say
 from formats.base.errors import UsageError
 from formats.base.escape import for_terminal
 from formats.base.files import create_file
-from formats.base.reader import exit_code_of
+from formats.commands.proof import exit_code
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,7 +68,7 @@ def command(
     with open_log(*files) as log:
         report = condense(log, limits, slices, discard_lossy)
         problems = log.problems
-        code = exit_code_of(log)
+        code = exit_code("tcpkmon condense", log, files)
     if output is not None:
         from formats.history import draw_condensed
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import click
 
 from formats.base.cli import say
 from formats.base.escape import for_terminal
-from formats.base.reader import complaints_of, exit_code_of
+from formats.base.reader import complaints_of
 from formats.commands.choosing import Chooser, choosing_options
+from formats.commands.proof import exit_code
 
 _SHOWN = ("start", "laddr", "lport", "raddr", "rport", "role", "end_reason", "duration_us",
           "bytes_sent",
@@ -82,7 +84,7 @@ def _read(files: tuple[Path, ...]) -> tuple[dict[str, Any], int]:
     for paths in captures:
         with Source(*paths) as source:
             table = connections(source)
-            code = max(code, report(source, "connections"))
+            code = max(code, report(source, "connections", paths))
         if len(captures) > 1:
             table = {"file": np.full(len(table["conn_id"]), str(paths[0]), object), **table}
         tables.append(table)
@@ -97,12 +99,12 @@ def _is_told(name: str, table: dict[str, Any]) -> bool:
     return name not in _IF_TOLD or any(value is not None for value in table[name])
 
 
-def report(source: Any, name: str) -> int:
-    """Print what is wrong with what was read; returns the exit code."""
+def report(source: Any, name: str, paths: Iterable[Path]) -> int:
+    """Print what is wrong with what was read of these paths; returns the exit code."""
     reader = source.reader
     for text in complaints_of(reader):
         say(f"tcpkmon {name}: {reader.path}: {for_terminal(text)}")
-    return exit_code_of(reader)
+    return exit_code(f"tcpkmon {name}", reader, paths)
 
 
 def _list_columns() -> None:

@@ -12,6 +12,7 @@ import click
 from formats.base.cli import CLOCKS, say
 from formats.base.errors import DamagedError, LossError, UsageError
 from formats.base.files import already_there
+from formats.commands.proof import contradicted
 
 if TYPE_CHECKING:
     from formats.klogger.source import Source
@@ -68,8 +69,8 @@ def command(files: tuple[Path, ...], **asked: Any) -> int:
         logs = Logs(readers, choice, clock, asked["merge"])
         _check_output(files, asked["output"], asked["form"])
         FORMS[asked["form"]](logs, asked["output"], asked["force"])
-        codes = {_report(reader) for reader in readers}
-    return max(codes)
+        code = max(_report(reader) for reader in readers)
+    return code or contradicted("tcpkmon decode", files)
 
 
 def _check_output(files: tuple[Path, ...], output: Path | None, form: str) -> None:

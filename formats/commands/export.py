@@ -9,7 +9,8 @@ import click
 
 from formats.base.cli import say
 from formats.base.errors import UsageError
-from formats.base.reader import complaints_of, exit_code_of
+from formats.base.reader import complaints_of
+from formats.commands.proof import exit_code
 from formats.export.forms import ENDINGS, FORMS, TABLES
 
 
@@ -65,4 +66,4 @@ def command(
         FORMS[form](records, output, force)
         for text in complaints_of(reader):
             say(f"tcpkmon export: {file}: {text}")
-        return exit_code_of(reader)
+        return exit_code("tcpkmon export", reader, files)

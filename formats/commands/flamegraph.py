@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from formats.base.cli import say
-from formats.base.reader import exit_code_of
+from formats.commands.proof import exit_code
 
 
 @click.command("flamegraph")
@@ -40,4 +40,4 @@ def command(logs: tuple[Path, ...], idle: bool, shares: bool) -> int:  # fmt: sk
             say(f"tcpkmon flamegraph: {text}")
         if log.lost and not log.damaged:
             say(f"tcpkmon flamegraph: {log.lost} events were lost")
-        return exit_code_of(log)
+        return exit_code("tcpkmon flamegraph", log, logs)

@@ -13,8 +13,8 @@ from formats.base.cli import say, use_colours
 from formats.base.errors import UsageError
 from formats.base.files import already_there
 from formats.base.ports import find_missing, parse_connection
-from formats.base.reader import exit_code_of
 from formats.commands.choosing import ports_option
+from formats.commands.proof import exit_code
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,7 +91,7 @@ def command(
         summary = Summary(wanted, survey.begin_ns, slowest)
         _measure(latency, summary, table, force)
         report = make_report(latency, summary)
-        problems, code = log.problems, exit_code_of(log)
+        problems, code = log.problems, exit_code("tcpkmon latency", log, files)
     for path in outputs:
         if path != table:
             from formats.analysis.latency import draw_latency

@@ -11,6 +11,7 @@ import click
 
 from formats.base.cli import CLOCKS, say
 from formats.base.errors import DamagedError, FileError, LossError, UsageError
+from formats.commands.proof import contradicted
 
 _MOST_SHOWN = 10
 
@@ -84,7 +85,9 @@ def command(
                 say(f"tcpkmon magnet-parse: {file}: {text}")
         if reader.problems:
             return DamagedError.exit_code
-        return LossError.exit_code if reader.losses.lost or reader.tail else 0
+        if reader.losses.lost or reader.tail:
+            return LossError.exit_code
+    return contradicted("tcpkmon magnet-parse", [file]) if layout is None else 0
 
 
 def _parse(text: str) -> tuple[int, str]:

@@ -18,7 +18,7 @@ from formats.base.control import Start
 from formats.base.errors import DamagedError, FileError, UsageError
 from formats.base.escape import for_terminal
 from formats.base.limits import MOST_LISTED
-from formats.base.reader import exit_code_of
+from formats.commands.proof import contradicted, exit_code
 from formats.pmgraph import options
 from formats.pmgraph.options import PARAMETERS, Selection, parse_names, select
 
@@ -120,8 +120,10 @@ def command(context: click.Context, /, files: tuple[Path, ...], **asked: Any) ->
 
 def _code_of(capture: Capture, paths: Sequence[Path]) -> int:
     if len(paths) > 1 or paths[0].is_dir():
-        return exit_code_of(capture)
-    return DamagedError.exit_code if capture.damaged else 0
+        return exit_code("pmgraph", capture, paths)
+    if capture.damaged:
+        return DamagedError.exit_code
+    return contradicted("pmgraph", paths, worst_only=True)
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ def command(
         with Source(*paths) as source:
             resolved = has_waits(source)
             table = exchanges(source)
-            code = max(code, report(source, "requests"))
+            code = max(code, report(source, "requests", paths))
         table = chosen(table)
         if paths is captures[-1]:
             chosen.check()

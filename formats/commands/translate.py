@@ -12,7 +12,7 @@ import click
 from formats.base.cli import say
 from formats.base.escape import for_terminal
 from formats.base.files import create_file
-from formats.base.reader import exit_code_of
+from formats.commands.proof import exit_code
 
 if TYPE_CHECKING:
     from formats.analysis import Log
@@ -57,12 +57,12 @@ def command(
         else:
             for line in Translator(log, names).lines():
                 sys.stdout.write(f"{line}\n")
-        return _report(log)
+        return _report(log, files)
 
 
-def _report(log: Log) -> int:
+def _report(log: Log, files: tuple[Path, ...]) -> int:
     for text in log.problems:
         say(f"tcpkmon translate: {text}")
     if log.lost and not log.damaged:
         say(f"tcpkmon translate: {log.lost} events were lost; tcpkmon verify lists the causes")
-    return exit_code_of(log)
+    return exit_code("tcpkmon translate", log, files)

@@ -105,7 +105,7 @@ def command(
                 dict(zip(table["conn_id"].tolist(), table[name].tolist(), strict=True))
                 for name in ("end_ns", "start_ns")
             ))  # fmt: skip
-            codes.append(report(source, "why"))
+            codes.append(report(source, "why", paths))
         whole, peers = table, Peers(table)
         table = choose(chosen(table), sort=sort)
         if paths is captures[-1]:
@@ -156,7 +156,7 @@ def _write_intervals(
     form = form_of("json" if as_json else None, output)
     with Source(*files) as source:
         connections, table = tables(source, with_intervals=True)
-        code = report(source, "why")
+        code = report(source, "why", files)
     kept = np.isin(table["conn_id"], chosen(connections)["conn_id"])
     chosen.check()
     table = {name: values[kept] for name, values in table.items()}

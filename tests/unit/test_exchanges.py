@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from formats.analysis.exchanges import EXCHANGE, Exchanges, exchanges
+from formats.analysis.exchanges import EXCHANGE, Exchanges, exchanges, ranked
 from formats.analysis.exchanges.cutting import NULL
 from formats.base.cli import run
 from formats.commands import check, why
 from formats.commands.requests import command
+from tests.kept.make import unpack
 from tests.unit.request_capture import (
     MS,
     Socket,
@@ -478,3 +479,25 @@ def test_assertions_on_requests(tmp_path: Path) -> None:
         ("request.nothing < 1", 2), ("request.think_ms < 1s and rport == 80", 6),
     ):  # fmt: skip
         assert run(check.command, ["--unproven-ok", path, text], "x") == code, text
+
+
+def test_many_connections_at_once_are_ranked_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """int64 has room for 2^20 groups of positions; here for two."""
+    sockets = [client(think=100 * number, conn_id=number) for number in range(1, 6)]
+    whole = cut(*sockets)
+    monkeypatch.setattr(ranked, "AT_ONCE", 2)
+    assert len(whole) == 15 and (cut(*sockets) == whole).all()
+
+
+def test_maxima_of_more_groups_than_int64_can_rank() -> None:
+    count = (1 << 20) + 3
+    values = np.tile(np.array([5, ranked.MOST - 1, 7]), count)
+    found = ranked.running_maxima(values, np.arange(0, len(values), 3))
+    assert (found.reshape(-1, 3) == [5, ranked.MOST - 1, ranked.MOST - 1]).all()
+
+
+def test_a_capture_without_records_has_no_requests(tmp_path: Path) -> None:
+    unpack("psc-rotated", tmp_path)
+    (last,) = tmp_path.rglob("*000003.pm")
+    table = exchanges(last)
+    assert len(table["conn_id"]) == len(table["total_ns"]) == 0

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.exchanges.streams import CLIENT, MOST, Events, Streams
+from formats.analysis.exchanges.ranked import first_rows, running_maxima
+from formats.analysis.exchanges.streams import CLIENT, Events, Streams
 from formats.analysis.why import Snapshots
 from formats.analysis.why.grouping import grown
 
@@ -186,9 +187,8 @@ class _Cut:
         base = asked[self._places[group[firsts]]]
         known = events["asked"][at].astype(np.int64)
         known = np.minimum(known, events["q"][at])
-        rank = np.cumsum(begins, dtype=np.int64) * MOST
         known[firsts] = np.maximum(known[firsts], base)
-        known = np.maximum.accumulate(known + rank) - rank
+        known = running_maxima(known, firsts)
         before = _shift(known, firsts, base)
         new = np.flatnonzero(known > before)
         # An answer that goes on after its exchange was put out cannot be: that waits for the next.
@@ -224,10 +224,7 @@ class _Cut:
 
     def _cross(self, name: str, group: Array, upto: Array) -> Array:
         """The first row of a group at which a stream has come so far; its last row + 1: none."""
-        keys = self.events[name] + self._group * MOST
-        found = np.searchsorted(keys, upto + group * MOST)
-        low: Array = np.clip(found, self._firsts[group], self._lasts[group] + 1)
-        return low
+        return first_rows(self.events[name], self._firsts, group, upto)
 
     def rows(self, has_calls: bool, since: Array) -> Array:
         """Those that are over, without what only their connection tells; then unanswered ones."""

@@ -28,6 +28,7 @@ from formats.analysis.exchanges.advances import (
     Advances,
     after,
 )
+from formats.analysis.exchanges.ranked import MOST, running_maxima
 from formats.analysis.why import Snapshots
 from formats.analysis.why.grouping import Grouped, Places, grown
 
@@ -47,8 +48,6 @@ _DATA = (1, 3, 4, 5, 8, 9, 11)
 _WROTE_FIN = (4, 5, 7, 9, 11)
 _READ_FIN = (6, 7, 8, 9, 11)
 """States in which the streams have a FIN at their end; CLOSE may have none, and has no data."""
-MOST = 1 << 43
-"""Positions are below this."""
 _RAW = ("written", "sent", "acked", "known", "read")
 _TOPS = ("top_written", "top_sent", "top_arrived", "top_known", "top_read")
 _CARRIED = (*_RAW, *_TOPS, "again")
@@ -256,9 +255,7 @@ def _highest(values: Array, rows: Grouped, before: Array) -> Array:
     """Running maxima of each connection, which are not below `before` (by place)."""
     values = np.clip(values, 0, MOST - 1)
     values[rows.firsts] = np.maximum(values[rows.firsts], before[rows.places])
-    rank = np.cumsum(rows.is_first, dtype=np.int64) * MOST
-    found: Array = np.maximum.accumulate(values + rank) - rank
-    return found
+    return running_maxima(values, rows.firsts)
 
 
 def _positions(rows: Grouped, is_new: Array, before: dict[str, Array]) -> dict[str, Array]:

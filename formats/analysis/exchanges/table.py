@@ -23,6 +23,7 @@ from formats.base.text import address_of, text_of
 Array = NDArray[Any]
 Capture = str | os.PathLike[str] | Reader | Source
 _TEXTS = {"laddr": address_of, "raddr": address_of, "comm": lambda data: text_of(data) or None}
+_OF_ROWS = frozenset(EXCHANGE.names or ())
 _NONE = {"pid": 0, "netns": 0}
 """The value of a snapshot that stands for null."""
 
@@ -75,7 +76,7 @@ def _table(rows: Array, streams: Streams) -> Table:
             found[name] = _texts(streams.latest.get(name), _TEXTS[name], place)
         elif name == "side":
             found[name] = np.array(["server", "client"], object)[rows["is_client"].astype(int)]
-        elif name in streams.latest or name in _NONE:
+        elif name not in _OF_ROWS:
             values = streams.latest.get(name)
             whole = np.zeros(len(rows)) if values is None else values[place]
             if column.null:

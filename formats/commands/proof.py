@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exit code of a command that read captures: 0 only where nothing in them contradicts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from formats.base.cli import say
+from formats.base.escape import for_terminal
+from formats.base.reader import Told, exit_code_of
+from formats.registry import format_of
+
+
+def exit_code(name: str, read: Told, paths: Iterable[Path]) -> int:
+    """That of the command `name`, which read these paths to their end: 5, 3 or 0.
+
+    A reader counts what it sees missing. Where that is nothing, the captures' own ledgers and
+    index are asked, as verify does, and what they say otherwise is printed. FileError.
+    """
+    return exit_code_of(read) or contradicted(name, paths)
+
+
+def contradicted(name: str, paths: Iterable[Path], worst_only: bool = False) -> int:
+    """Print which of these captures do not add up or lack their end; returns the exit code.
+
+    worst_only: losses and a missing end are none of the command's business.
+    """
+    code = 0
+    for path in paths:
+        for report in format_of(path).verify(path):
+            is_wrong = report.error is not None or bool(report.problems_total)
+            lacks = report.tail_unknown or bool(report.lost_total)
+            if report.ledger and (is_wrong or (lacks and not worst_only)):
+                verdict = for_terminal(f"{report.path}: {report.verdict}")
+                say(f"{name}: {verdict}; tcpkmon verify {for_terminal(str(path))} says more")
+                code = max(code, report.exit_code)
+    return code
