@@ -34,7 +34,7 @@ def told(times_ms: list[int], *rows: dict[str, Any]) -> list[tuple[str, float]]:
 def test_a_piece_that_a_cork_keeps_is_not_the_application(busy_ms: int, held: bool) -> None:
     """It was written 60 ms before its ACK, or 24 by jiffies, and sent 20 ms before that."""
     row = {**FREE, "snd_sb_cc": 900, "snd_max": 1900, "packets_out": 1, "first_tx_us": 20,
-           "busy_us": 1000 * busy_ms}  # fmt: skip
+           "next_tx_us": 20, "busy_us": 1000 * busy_ms}  # fmt: skip
     wanted = [("idle", 40.0), ("nagle", 40.0)] if held else [("idle", 80.0)]
     assert told([0, 100], FREE, row) == [*wanted, ("app", 20.0)]
 
@@ -50,7 +50,7 @@ def test_a_small_piece_that_was_left_waits_until_it_leaves() -> None:
     """900 bytes were there when all before them was acknowledged."""
     first = {**FREE, "snd_sb_cc": 1900, "snd_max": 2000, "packets_out": 1}
     last = {**FREE, "snd_una": 2000, "snd_sb_cc": 900, "snd_max": 2900, "packets_out": 1,
-            "first_tx_us": 20}  # fmt: skip
+            "first_tx_us": 20, "next_tx_us": 20}  # fmt: skip
     assert told([0, 100], first, last) == [("nagle", 80.0), ("app", 20.0)]
 
 

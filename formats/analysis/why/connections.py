@@ -28,7 +28,7 @@ class Connection:
     Round-trip times are None where none was measured. role: active, passive or existing.
     end_reason: see the table's columns. errno: 0 for none. established: whether its handshake was
     over, or it was open before. requests: what formats.analysis.exchanges says of it;
-    requests_share: of its time, what one end waited for the other's program, or its own.
+    requests_share: of its time, what they tell: see exchanges.Waited.
     """
 
     conn_id: int
