@@ -23,8 +23,8 @@ _SUMS = ("wait_ns", "think_ns", "network_ns", "read_ns", "uncertain_ns", "pipeli
 _LEAST = 0.05
 
 
-_AWAITS = ("idle", "app", "unknown", "closing")
-"""Limits of a client that waits for an answer; in the others its request is not out yet."""
+_FREE = ("idle", "app", "unknown", "closing")
+"""Limits of what nothing holds back, in which an end waits for the other one or for its program."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,27 @@ class Waited:
                      for ns, text, more in told]  # fmt: skip
         return sentences, min(sum(ns for ns, _, _ in texts) / duration, 1.0)
 
+    def _waits(self, one: Connection) -> dict[str, int]:
+        """How long it waited for what [ns], by name: at most as long as nothing held back what it
+        sends. While a window, a loss or Nagle's algorithm does, nobody can answer."""
+        sums = self.sums
+        found = {"think": sums["think_ns"], "unanswered": self.unanswered_ns,
+                 "pause": self.pause_ns, "read": 0, "network": 0}  # fmt: skip
+        if self.is_client:
+            found |= {"read": sums["read_ns"], "network": sums["network_ns"]}
+        free = sum(one.limit_ns.get(name, 0) for name in _FREE)
+        beyond = max(sum(found.values()) - free, 0)
+        for name in found:  # the least sure ones first
+            cut = min(beyond, found[name])
+            found[name] -= cut
+            beyond -= cut
+        return found
+
     def _as_client(self, one: Connection) -> list[tuple[int, str, str]]:
-        sums, count = self.sums, self.sums["count"]
-        pause, read, network = self.pause_ns, sums["read_ns"], sums["network_ns"]
-        others = pause + read + network + self.unanswered_ns
-        # While something else holds back the request, nobody can answer it.
-        free = sum(one.limit_ns.get(name, 0) for name in _AWAITS)
-        think = min(sums["think_ns"], max(free - others, 0))
+        waits, count = self._waits(one), self.sums["count"]
+        think, pause, read, network, unanswered = (
+            waits[name] for name in ("think", "pause", "read", "network", "unanswered")
+        )
         many = f"s of {count} requests" if count > 1 else ""
         # What is not acknowledged may be under way, or its ACK waits for the answer.
         sure = one.limit_ns.get("idle", 0) - pause - read
@@ -63,32 +77,34 @@ class Waited:
         )  # fmt: skip
         return [
             (think, f"waited {_time(think)} for the server's answer{many}",
-             self._unsure(think, _duration(one)) + whose),
+             self._unsure(think, one) + whose),
             (pause, f"its own program paused {_time(pause)} before the next request", ""),
             (read, f"its own program read the answers {_time(read)} late, together", ""),
             (network, f"waited {_time(network)} for the path's round trips", ""),
-            (self.unanswered_ns, f"waited {_time(self.unanswered_ns)} at its end for an answer "
-             "that did not come", ""),
+            (unanswered, f"waited {_time(unanswered)} at its end for an answer that did not come",
+             ""),
         ]  # fmt: skip
 
     def _as_server(self, one: Connection) -> list[tuple[int, str, str]]:
-        think, count, pause = self.sums["think_ns"], self.sums["count"], self.pause_ns
+        waits, count = self._waits(one), self.sums["count"]
+        think, pause, unanswered = (waits[name] for name in ("think", "pause", "unanswered"))
         trips = min(count * 1000 * (one.min_rtt_us or 0), pause)
         path = f": the path's round trips are {_time(trips)} of that" * (
             trips >= _LEAST * pause and not is_local(one)
         )
+        rest = "" if is_local(one) else ": or the rest of that request was still missing"
         return [
             (think, f"its own program took {_time(think)} to answer"
-             + f" {count} requests" * (count > 1), self._unsure(think, _duration(one))),
+             + f" {count} requests" * (count > 1), self._unsure(think, one)),
             (pause, f"waited {_time(pause)} for the client's next request", path),
-            (self.unanswered_ns, "its own program did not answer the last request, for "
-             f"{_time(self.unanswered_ns)}", ""),
+            (unanswered, f"its own program did not answer the last request, for "
+             f"{_time(unanswered)}", rest),
         ]  # fmt: skip
 
-    def _unsure(self, think: int, duration: int) -> str:
+    def _unsure(self, think: int, one: Connection) -> str:
         unsure, text = self.sums["uncertain_ns"], ""
         if 20 * unsure > think:
-            text = f" (uncertain by up to {_time(min(unsure, duration))})"
+            text = f" (uncertain by up to {_time(min(unsure, _duration(one)))})"
         if self.sums["pipelined"]:
             text += " (several at once, which the byte streams do not tell apart)"
         return text
