@@ -101,10 +101,9 @@ def command(
             resolved = has_waits(source)
             waiting = Waiting(source)
             table, runs = tables(source, with_intervals=verbose or resolved, see=waiting.add)
-            asked = waiting.finish(*(
-                dict(zip(table["conn_id"].tolist(), table[name].tolist(), strict=True))
-                for name in ("end_ns", "start_ns")
-            ))  # fmt: skip
+            asked = waiting.finish(
+                dict(zip(table["conn_id"].tolist(), table["end_ns"].tolist(), strict=True))
+            )
             codes.append(report(source, "why", paths))
         whole, peers = table, Peers(table)
         table = choose(chosen(table), sort=sort)
@@ -234,7 +233,8 @@ def _with(row: Connection, asked: dict[int, Waited]) -> Connection:
     """With what its requests say."""
     if (one := asked.get(row.conn_id)) is None:
         return row
-    return dataclasses.replace(row, requests=one.sentences, requests_share=one.share)
+    sentences, share = one.told(row)
+    return dataclasses.replace(row, requests=sentences, requests_share=share)
 
 
 def _as_dict(row: Connection, peer: Connection | None) -> dict[str, Any]:

@@ -24,10 +24,11 @@ from scripts.why.page import page
 from scripts.why.scenarios import SCENARIOS
 from scripts.why.unseen import UNSEEN as UNSEEN_FIRST
 from scripts.why.unseen_more import UNSEEN_MORE
+from scripts.why.unseen_third import UNSEEN_THIRD
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "why.md"
 BEGIN, END = "<!-- made by scripts/why-scenarios -->", "<!-- end -->"
-UNSEEN = (*UNSEEN_FIRST, *UNSEEN_MORE)
+UNSEEN = (*UNSEEN_FIRST, *UNSEEN_MORE, *UNSEEN_THIRD)
 File = click.Path(dir_okay=False, path_type=Path)
 
 

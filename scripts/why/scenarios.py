@@ -173,7 +173,8 @@ SCENARIOS = (
              bottleneck=SHALLOW, congestion="reno", from_s=0.05),
     Scenario("closes at once, lossy path", PATH, send=acts.closes(3 << 20), bottleneck=LOSSY,
              from_s=0.05, held_out=True),
-    Scenario("its peer ended its direction, deep queue", PATH, read=acts.ended(drain),
+    # A half-closed receiver does not raise its window: it is full from the middle on.
+    Scenario("its peer ended its direction, deep queue", (*PATH, *WINDOW), read=acts.ended(drain),
              bottleneck=DEEP),
     Scenario("its peer ended its direction, small receive buffer", WINDOW, read=acts.ended(drain),
              rcvbuf=16_384, bottleneck=DEEP),

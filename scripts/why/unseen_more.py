@@ -71,7 +71,7 @@ DATABASES = (
     # Two full segments of the body go at once, its last 300 bytes when the header is acknowledged.
     _new("header and body in two writes, RTT 30 ms", ("nagle", *APP),
          send=programs.header_and_body(200, 3_196), read=acts.answer(3_396), link=line(20, 30),
-         witness=witness.kept_back(3_096, 3_396), unsaid=(NET, READER)),
+         witness=witness.kept_back(3_096, 3_396), unsaid=(NET, READER), held_out=False),
     _new("a corked header, 35 ms of disk, a file of 30 kB", ("nagle", *APP),
          send=programs.header_and_file(300, 30_000, 0.035), read=acts.answer(30_300),
          link=line(50, 16), unsaid=(NET, READER)),

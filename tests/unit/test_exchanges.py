@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from formats.analysis.exchanges import EXCHANGE, Exchanges, exchanges, ranked
+from formats.analysis.exchanges import EXCHANGE, Exchanges, Waited, exchanges, ranked
 from formats.analysis.exchanges.cutting import NULL
+from formats.analysis.why import Connection
 from formats.base.cli import run
 from formats.commands import check, why
 from formats.commands.requests import command
@@ -457,6 +458,56 @@ def test_why_says_nothing_of_requests_where_one_side_sends(tmp_path: Path) -> No
     path = write_requests(tmp_path / "a.pm", one)
     done = CliRunner().invoke(why.command, [str(path)], standalone_mode=False)
     assert "answer" not in done.output and "the application had nothing to send" in done.output
+
+
+ASKED = {"think_ns": 900 * MS, "network_ns": 100 * MS, "read_ns": 0, "uncertain_ns": 3000 * MS,
+         "pipelined": 0, "count": 10}  # fmt: skip
+
+
+def told(limit_ns: dict[str, int], is_client: bool = True, pause_ms: int = 0,
+         unanswered_ms: int = 0, **values: Any) -> tuple[list[str], float]:  # fmt: skip
+    whole = {name: ns * MS for name, ns in limit_ns.items()}
+    ends = {"laddr": "10.0.0.1", "raddr": "10.0.0.2", "min_rtt_us": 10_000, **values}
+    one = Connection(1, end_ns=1000 * MS, limit_ns=whole, **ends)
+    return Waited(is_client, ASKED, pause_ms * MS, unanswered_ms * MS).told(one)
+
+
+def test_what_nagle_or_a_loss_holds_back_is_no_waiting_for_the_server() -> None:
+    """A server that answers at once: the path's round trips are 100 ms, the rest was held back."""
+    for limit in ("nagle", "rto_wait", "cwnd"):
+        assert told({limit: 890, "app": 110}) == (
+            ["waited 100 ms for the path's round trips, 10 % of the time"], 0.11
+        )
+    sentences, share = told({"cwnd": 1000})
+    assert sentences == [] and share == 0
+    # A cork over the program's work, and a loss at the end.
+    sentences, _ = told({"nagle": 700, "app": 300}, pause_ms=900, unanswered_ms=50)
+    assert [one.split(",")[0] for one in sentences] == [
+        "its own program paused 200 ms before the next request",
+        "waited 100 ms for the path's round trips",
+    ]
+
+
+def test_who_made_a_client_wait_is_said_where_its_request_was_acknowledged() -> None:
+    (first, _), share = told({"idle": 900, "app": 100})
+    assert first == (
+        "waited 900 ms for the server's answers of 10 requests, 90 % of the time (uncertain by up "
+        "to 1 s)"
+    )
+    assert share == 1
+    path = ": its program, or the path, which may take longer than its shortest round trip"
+    assert told({"idle": 300, "app": 700})[0][0] == first + path
+    assert told({"idle": 300, "app": 700}, raddr="10.0.0.1")[0][0] == first
+
+
+def test_a_server_that_waits_for_its_client_names_the_path() -> None:
+    sentences, _ = told({"app": 1000}, is_client=False, pause_ms=500, unanswered_ms=200)
+    assert sentences[0].startswith("waited 500 ms for the client's next request, 50 % of the time")
+    assert sentences[0].endswith(": the path's round trips are 100 ms of that")
+    assert sentences[2].endswith(
+        "20 % of the time: or the rest of that request was still missing"
+    )
+    assert "round trips" not in told({"app": 1000}, False, 500, min_rtt_us=100)[0][0]
 
 
 def test_why_says_who_read_late(tmp_path: Path) -> None:

@@ -606,8 +606,9 @@ def test_bloat() -> None:
     assert texts[-1].startswith(
         "round trips take 80.5 ms (95 %), the path alone 500 us: 80 ms in queues on the path"
     )
-    _, texts = sentence(limit_ns={"app": 8_000 * MS}, srtt_p95_us=80_500.0)
-    assert texts[-1].endswith("ACKs that the receiver delays, or queues on the path")
+    for limit in ("app", "rwnd", "pacing"):
+        _, texts = sentence(limit_ns={limit: 8_000 * MS}, srtt_p95_us=80_500.0)
+        assert texts[-1].endswith("ACKs that the receiver delays, or queues on the path")
     # Who reads slowly acknowledges late.
     _, texts = sentence(limit_ns={"rwnd": 8_000 * MS}, snd_wnd_low_us=3e6, srtt_p95_us=80_500.0)
     assert texts[-1].endswith("ACKs that the receiver delays, or queues on the path")
@@ -676,18 +677,25 @@ STUCK = {"limit_ns": {"rto_wait": 7_000 * MS, "recovery": 1_000 * MS}, "rto_unan
          "rto_unanswered_us": 6e6, "silent_us": 6.5e6, "rto_bytes": 1448, "acked_most": 500_000}
 POLICED = {"limit_ns": {"cwnd": 8_000 * MS}, "retrans_ratio": 0.02, "recoveries": 20,
            "segments_retransmitted": 100, "queue_p95_us": 300.0, "goodput_p50": 1_250_000.0,
-           "goodput_p99": 1_600_000.0}  # fmt: skip
+           "goodput_p99": 1_600_000.0, "loss_rate_spread": 0.1}  # fmt: skip
 
 
 @pytest.mark.parametrize("name, values", [
     ("for 6.5 s nothing arrived: the peer is gone", STUCK),
     ("for 6.5 s nothing arrived: the peer is gone", {**STUCK, "rto_bytes": 90, "acked_most": 90}),
-    ("", {**STUCK, "rto_unanswered": 2}),
+    ("for 6.5 s nothing arrived: the peer may be gone", {**STUCK, "rto_unanswered": 2}),
+    ("", {**STUCK, "rto_unanswered": 2, "silent_us": 1e6}),
+    ("", {**STUCK, "rto_unanswered": 1}),
     ("", {**STUCK, "silent_us": 1e6}),
     ("while segments arrive; no segment of that size was ever acknowledged: the path drops large",
      {**STUCK, "acked_most": 200, "silent_us": 1e6}),
     ("(an MTU black hole)", {**STUCK, "acked_most": 200}),
-    ("at a steady rate of 10.0 Mbit/s", POLICED),
+    ("each time at the same rate, 10.0 Mbit/s, while round trips stay", POLICED),
+    ("a policer that drops what is above its rate, or a path that loses several packets at once",
+     {**POLICED, "loss_rate_spread": None}),
+    ("the path loses several packets at once, whatever the rate",
+     {**POLICED, "loss_rate_spread": 0.8}),
+    ("", {**POLICED, "loss_rate_spread": None, "goodput_p50": 500_000.0}),
     ("", {**POLICED, "queue_p95_us": 9000.0}), ("", {**POLICED, "queue_p95_us": None}),
     ("", {**POLICED, "segments_retransmitted": 25}), ("", {**POLICED, "goodput_p50": 500_000.0}),
 ])  # fmt: skip

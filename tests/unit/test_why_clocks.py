@@ -34,7 +34,7 @@ def told(times_ms: list[int], *rows: dict[str, Any]) -> list[tuple[str, float]]:
 def test_a_piece_that_a_cork_keeps_is_not_the_application(busy_ms: int, held: bool) -> None:
     """It was written 60 ms before its ACK, or 24 by jiffies, and sent 20 ms before that."""
     row = {**FREE, "snd_sb_cc": 900, "snd_max": 1900, "packets_out": 1, "first_tx_us": 20,
-           "busy_us": 1000 * busy_ms}  # fmt: skip
+           "next_tx_us": 20, "busy_us": 1000 * busy_ms}  # fmt: skip
     wanted = [("idle", 40.0), ("nagle", 40.0)] if held else [("idle", 80.0)]
     assert told([0, 100], FREE, row) == [*wanted, ("app", 20.0)]
 
@@ -50,7 +50,7 @@ def test_a_small_piece_that_was_left_waits_until_it_leaves() -> None:
     """900 bytes were there when all before them was acknowledged."""
     first = {**FREE, "snd_sb_cc": 1900, "snd_max": 2000, "packets_out": 1}
     last = {**FREE, "snd_una": 2000, "snd_sb_cc": 900, "snd_max": 2900, "packets_out": 1,
-            "first_tx_us": 20}  # fmt: skip
+            "first_tx_us": 20, "next_tx_us": 20}  # fmt: skip
     assert told([0, 100], first, last) == [("nagle", 80.0), ("app", 20.0)]
 
 
@@ -136,3 +136,38 @@ def test_what_acks_tell_lost_was_lost_when_it_was_sent() -> None:
     sent = {**FREE, "snd_sb_cc": 6000, "snd_max": 7000, "packets_out": 6, "first_tx_us": 30}
     tells = {**sent, "location": 5, "callvalue": 3, "sacked_out": 3, "first_tx_us": 32}
     assert told([0, 40, 42], FREE, sent, tells) == [("idle", 10.0), ("recovery", 32.0)]
+
+
+HEADER = {**FREE, "packets_out": 3, "snd_max": 4096, "snd_sb_cc": 3396, "first_tx_us": 30,
+          "next_tx_us": 30}  # fmt: skip
+"""The first ACK after a header of 200 bytes and a body of 3196: its last 300 bytes are unsent."""
+
+
+@pytest.mark.parametrize("more, limit", [(0, "nagle"), (1, "app")])
+def test_a_rest_that_waits_behind_three_segments_is_nagles(more: int, limit: str) -> None:
+    """Its writer waits for the answer, so the rest was there. A writer that goes on may have
+    written it just then."""
+    later = {**FREE, "snd_una": 2648, "snd_max": 4396, "snd_sb_cc": 1748 + more, "packets_out": 2,
+             "first_tx_us": 60, "next_tx_us": 29}  # fmt: skip
+    done = {**FREE, "snd_una": 4396, "snd_max": 4396, "snd_sb_cc": more}
+    steps = told([0, 31, 61, 61], FREE, HEADER, later, done)
+    assert steps[:2] == [("idle", 1.0), (limit, 30.0)]
+
+
+def test_a_rest_is_held_back_since_the_last_segment_left() -> None:
+    """The body was written 20 ms after the header: Nagle's algorithm holds back from then on."""
+    row = {**HEADER, "next_tx_us": 10}
+    done = {**FREE, "snd_una": 4396, "snd_max": 4396, "snd_sb_cc": 0}
+    assert told([0, 31, 61], FREE, row, done)[:3] == [
+        ("idle", 1.0), ("app", 20.0), ("nagle", 10.0)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("last, limit", [(900, "nagle"), (1000, "app")])
+def test_a_cork_holds_back_until_the_last_segment_leaves(last: int, limit: str) -> None:
+    """Written 60 ms before the ACK, a segment leaves 20 ms before, and what is less 5 ms before."""
+    row = {**FREE, "snd_sb_cc": 1000 + last, "snd_max": 2000 + last, "packets_out": 2,
+           "first_tx_us": 20, "next_tx_us": 5, "busy_us": 60_000}  # fmt: skip
+    wanted = [("nagle", 55.0), ("app", 5.0)] if limit == "nagle" else [("nagle", 40.0),
+                                                                       ("app", 20.0)]  # fmt: skip
+    assert told([0, 100], FREE, row) == [("idle", 40.0), *wanted]

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from formats.analysis.exchanges.cutting import NULL, Exchanges
 from formats.analysis.exchanges.streams import CLIENT, NEEDED, OPTIONAL
 from formats.analysis.exchanges.table import make_cutter
-from formats.analysis.why import Snapshots, Source
+from formats.analysis.why import Connection, Snapshots, Source
 from formats.analysis.why.grouping import grown
+from formats.analysis.why.peers import is_local
 from formats.analysis.why.words import human_time
 
 Array = NDArray[Any]
@@ -22,16 +23,99 @@ _SUMS = ("wait_ns", "think_ns", "network_ns", "read_ns", "uncertain_ns", "pipeli
 _LEAST = 0.05
 
 
+_FREE = ("idle", "app", "unknown", "closing")
+"""Limits of what nothing holds back, in which an end waits for the other one or for its program."""
+
+
 @dataclass(frozen=True)
 class Waited:
-    """Of one end of a connection that asked or answered.
+    """Of one end of a connection that asked or answered: sums over its exchanges, by the names of
+    their columns, and `count`; pause_ns, unanswered_ns: beside them, after the last one."""
 
-    sentences: the most important first. share: of its time, 0 to 1, in which it waited for a
-    program, its own or the peer's.
-    """
+    is_client: bool
+    sums: Mapping[str, int]
+    pause_ns: int
+    unanswered_ns: int
 
-    sentences: list[str]
-    share: float
+    def told(self, one: Connection) -> tuple[list[str], float]:
+        """Sentences, the most important first; and of its time, 0 to 1, what they and shorter
+        waits are: for a program, its own or the peer's, and for round trips to that."""
+        duration = _duration(one)
+        texts = self._as_client(one) if self.is_client else self._as_server(one)
+        told = sorted((item for item in texts if item[0] >= _LEAST * duration),
+                      key=lambda item: -item[0])  # fmt: skip
+        sentences = [f"{text}, {min(100 * ns / duration, 100):.0f} % of the time{more}"
+                     for ns, text, more in told]  # fmt: skip
+        return sentences, min(sum(ns for ns, _, _ in texts) / duration, 1.0)
+
+    def _waits(self, one: Connection) -> dict[str, int]:
+        """How long it waited for what [ns], by name: at most as long as nothing held back what it
+        sends. While a window, a loss or Nagle's algorithm does, nobody can answer."""
+        sums = self.sums
+        found = {"think": sums["think_ns"], "unanswered": self.unanswered_ns,
+                 "pause": self.pause_ns, "read": 0, "network": 0}  # fmt: skip
+        if self.is_client:
+            found |= {"read": sums["read_ns"], "network": sums["network_ns"]}
+        free = sum(one.limit_ns.get(name, 0) for name in _FREE)
+        beyond = max(sum(found.values()) - free, 0)
+        for name in found:  # the least sure ones first
+            cut = min(beyond, found[name])
+            found[name] -= cut
+            beyond -= cut
+        return found
+
+    def _as_client(self, one: Connection) -> list[tuple[int, str, str]]:
+        waits, count = self._waits(one), self.sums["count"]
+        think, pause, read, network, unanswered = (
+            waits[name] for name in ("think", "pause", "read", "network", "unanswered")
+        )
+        many = f"s of {count} requests" if count > 1 else ""
+        # What is not acknowledged may be under way, or its ACK waits for the answer.
+        sure = one.limit_ns.get("idle", 0) - pause - read
+        whose = "" if 2 * sure >= think or is_local(one) else (
+            ": its program, or the path, which may take longer than its shortest round trip"
+        )  # fmt: skip
+        return [
+            (think, f"waited {_time(think)} for the server's answer{many}",
+             self._unsure(think, one) + whose),
+            (pause, f"its own program paused {_time(pause)} before the next request", ""),
+            (read, f"its own program read the answers {_time(read)} late, together", ""),
+            (network, f"waited {_time(network)} for the path's round trips", ""),
+            (unanswered, f"waited {_time(unanswered)} at its end for an answer that did not come",
+             ""),
+        ]  # fmt: skip
+
+    def _as_server(self, one: Connection) -> list[tuple[int, str, str]]:
+        waits, count = self._waits(one), self.sums["count"]
+        think, pause, unanswered = (waits[name] for name in ("think", "pause", "unanswered"))
+        trips = min(count * 1000 * (one.min_rtt_us or 0), pause)
+        path = f": the path's round trips are {_time(trips)} of that" * (
+            trips >= _LEAST * pause and not is_local(one)
+        )
+        rest = "" if is_local(one) else ": or the rest of that request was still missing"
+        return [
+            (think, f"its own program took {_time(think)} to answer"
+             + f" {count} requests" * (count > 1), self._unsure(think, one)),
+            (pause, f"waited {_time(pause)} for the client's next request", path),
+            (unanswered, f"its own program did not answer the last request, for "
+             f"{_time(unanswered)}", rest),
+        ]  # fmt: skip
+
+    def _unsure(self, think: int, one: Connection) -> str:
+        unsure, text = self.sums["uncertain_ns"], ""
+        if 20 * unsure > think:
+            text = f" (uncertain by up to {_time(min(unsure, _duration(one)))})"
+        if self.sums["pipelined"]:
+            text += " (several at once, which the byte streams do not tell apart)"
+        return text
+
+
+def _duration(one: Connection) -> int:
+    return max(one.end_ns - one.start_ns, 1)
+
+
+def _time(ns: int) -> str:
+    return human_time(ns / 1000)
 
 
 class Waiting:
@@ -65,8 +149,8 @@ class Waiting:
         sums["end_ns"][place] = end  # of several the last one stays
         sums["asked_ns"][place] = np.where(answered, 0, end)
 
-    def finish(self, end_ns: Mapping[int, int], start_ns: Mapping[int, int]) -> dict[int, Waited]:
-        """By conn_id. end_ns, start_ns: when each connection was seen first and last, by its id."""
+    def finish(self, end_ns: Mapping[int, int]) -> dict[int, Waited]:
+        """By conn_id. end_ns: when each connection was seen last, by its id."""
         if self._cutter is None:
             return {}
         self._take(self._cutter.finish())
@@ -75,48 +159,11 @@ class Waiting:
         for place in np.flatnonzero(sums["end_ns"][: len(streams.places)]).tolist():
             conn_id = int(streams.latest["conn_id"][place])
             one = {name: int(values[place]) for name, values in sums.items()}
-            duration = end_ns.get(conn_id, 0) - start_ns.get(conn_id, 0)
             rest = max(end_ns.get(conn_id, 0) - one["end_ns"], 0)
+            unanswered = rest if one["asked_ns"] else 0
             # What only one side sends is no request.
-            if duration > 0 and one["count"]:
-                is_client = streams.side[place] == CLIENT
-                found[conn_id] = _waited(one, bool(is_client), duration, rest)
+            if one["count"]:
+                pause = one["wait_ns"] + rest - unanswered
+                is_client = bool(streams.side[place] == CLIENT)
+                found[conn_id] = Waited(is_client, one, pause, unanswered)
         return found
-
-
-def _waited(one: dict[str, int], is_client: bool, duration: int, rest: int) -> Waited:
-    unanswered = rest if one["asked_ns"] else 0
-    pause = one["wait_ns"] + (0 if unanswered else rest)
-    many = f"s of {one['count']} requests" if one["count"] > 1 else ""
-    unsure = ""
-    if 20 * one["uncertain_ns"] > one["think_ns"]:
-        unsure = f" (uncertain by up to {human_time(one['uncertain_ns'] / 1000)})"
-    if one["pipelined"]:
-        unsure += " (several at once, which the byte streams do not tell apart)"
-    think = human_time(one["think_ns"] / 1000)
-    if is_client:
-        read = human_time(one["read_ns"] / 1000)
-        texts = [
-            (one["think_ns"], f"waited {think} for the server's answer{many}"),
-            (pause, f"its own program paused {human_time(pause / 1000)} before the next request"),
-            (one["read_ns"], f"its own program read the answers {read} late, together"),
-            (one["network_ns"],
-             f"waited {human_time(one['network_ns'] / 1000)} for the path's round trips"),
-            (unanswered, f"waited {human_time(unanswered / 1000)} at its end for an answer that "
-             "did not come"),
-        ]  # fmt: skip
-    else:
-        texts = [
-            (one["think_ns"], f"its own program took {think} to answer"
-             + (f" {one['count']} requests" if one["count"] > 1 else "")),
-            (pause, f"waited {human_time(pause / 1000)} for the client's next request"),
-            (unanswered, f"its own program did not answer the last request, for "
-             f"{human_time(unanswered / 1000)}"),
-        ]  # fmt: skip
-    told = sorted((item for item in texts if item[0] >= _LEAST * duration), key=lambda one: -one[0])
-    sentences = [
-        f"{text}, {min(100 * ns / duration, 100):.0f} % of the time"
-        + (unsure if ns == one["think_ns"] else "") for ns, text in told
-    ]  # fmt: skip
-    share = sum(ns for ns, _ in texts) / duration
-    return Waited(sentences, min(share, 1.0))

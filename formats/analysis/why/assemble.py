@@ -82,6 +82,7 @@ def connections_table(
     made["late_ack_us"] = get("late_ack_ns") / 1000
     made["snd_wnd_low_us"] = get("low_ns") / 1000
     made |= _silence(get)
+    made["loss_rate_spread"] = found.loss_rates.spread(count)
     made |= _missing(get, *lost)
     made["proven"] = (made["lost_records"] == 0) & proven & (get("destroyed", np.bool_) | ended)
     made["retransmissions"] = get("segments_retransmitted")

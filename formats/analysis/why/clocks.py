@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.analysis.why.grouping import Grouped
-from formats.analysis.why.limits import LOSS_TIMERS, NUMBER, RECOVERY, is_paced
+from formats.analysis.why.limits import LOSS_TIMERS, NUMBER, RECOVERY, is_paced, unsent
 from formats.analysis.why.parting import Cuts
 
 Array = NDArray[Any]
@@ -117,9 +117,23 @@ def quiet(piece: Grouped, limit: Array, before: Mapping[str, Array]) -> tuple[Ar
     idles, holds_back = wrote > start, corked & (sent_at > wrote)
     # What was acknowledged and arrived, was so at the beginning.
     first = Cuts.make(rows[idles], wrote[idles], NUMBER["idle"], acked=1.0)
-    second = Cuts.make(rows[holds_back], sent_at[holds_back], NUMBER["nagle"],
+    held_until = _uncorked(piece, rows, limit, sent_at)
+    second = Cuts.make(rows[holds_back], held_until[holds_back], NUMBER["nagle"],
+                       sent=np.where(held_until > sent_at, 1.0, 0.0)[holds_back],
                        acked=np.where(idles[holds_back], 0.0, 1.0))  # fmt: skip
     return rows, Cuts.join(first, second, _paced(piece, rows, limit, sent_at))
+
+
+def _uncorked(piece: Grouped, rows: Array, limit: Array, sent_at: Array) -> Array:
+    """(k,) when the last segment of a corked message was sent: until then the cork held back. That
+    is a small one, and all is sent, with room, before the first ACK comes; else `sent_at`."""
+    last = piece.times[rows] - age_ns(piece, NEXT_TX, rows)
+    size = (piece["snd_max"][rows] - piece["snd_una"][rows]).astype(np.uint32)
+    columns = {name: piece[name][rows] for name in ("snd_max", "snd_una", "snd_sb_cc")}
+    is_small = size % np.maximum(piece["mss"][rows], 1) > 0
+    chosen = (limit[rows] == NUMBER["app"]) & is_small & (unsent(columns) == 0)
+    chosen &= (last > sent_at + _HELD_NS) & (last <= piece.times[rows])
+    return np.where(chosen, last, sent_at)
 
 
 def _paced(piece: Grouped, rows: Array, limit: Array, sent_at: Array) -> Cuts:

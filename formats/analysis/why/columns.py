@@ -89,6 +89,7 @@ retrans_rto | int | | | c_pkts_rto | segments: after a timeout
 retrans_fast | int | | | c_pkts_fs | segments: in recovery
 retrans_tlp | int | | | | segments: else, by loss probes
 recoveries | int | | | | times that recovery began
+loss_rate_spread | float? | | | | rates from loss to loss, five or more: middle half by median
 rto_count | int | | | | timeouts
 rto_unanswered | int | | | | timeouts in a row of what was never acknowledged, at the end
 rto_unanswered_us | float | | | | for how long, since the first of them

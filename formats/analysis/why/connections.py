@@ -28,7 +28,7 @@ class Connection:
     Round-trip times are None where none was measured. role: active, passive or existing.
     end_reason: see the table's columns. errno: 0 for none. established: whether its handshake was
     over, or it was open before. requests: what formats.analysis.exchanges says of it;
-    requests_share: of its time, what one end waited for the other's program, or its own.
+    requests_share: of its time, what they tell: see exchanges.Waited.
     """
 
     conn_id: int
@@ -73,6 +73,7 @@ class Connection:
     snd_wscale: int | None = None
     rcv_wscale: int | None = None
     recoveries: int = 0
+    loss_rate_spread: float | None = None
     rto_unanswered: int = 0
     rto_unanswered_us: float = 0.0
     rto_bytes: int = 0
@@ -131,7 +132,7 @@ _SAME = (
 )  # fmt: skip
 _OTHERS = {"segments_retransmitted": "retransmissions", "zero_windows": "zero_window_count"}
 _NULLED = ("min_rtt_us", "srtt_p50_us", "srtt_p95_us", "srtt_max_us", "retrans_ratio",
-           "queue_p95_us")  # fmt: skip
+           "queue_p95_us", "loss_rate_spread")  # fmt: skip
 _WHOLE = ("snd_wscale", "rcv_wscale")
 
 

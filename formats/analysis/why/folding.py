@@ -14,6 +14,7 @@ from formats.analysis.why.counts import Counts, Rates
 from formats.analysis.why.grouping import Grouped, Places, grown
 from formats.analysis.why.intervals import Cutter, Steps, advance
 from formats.analysis.why.limits import ARRIVED, LIMITS, NUMBER
+from formats.analysis.why.losses import LossRates
 from formats.analysis.why.receiving import RECEIVING
 from formats.analysis.why.settling import Settling
 
@@ -63,7 +64,7 @@ class Fold:
         self.names: set[str] = set()
         """The columns that the capture has."""
         self.srtt, self.queue, self.rates = Counts(), Counts(), Rates()
-        self._settling = Settling()
+        self._settling, self.loss_rates = Settling(), LossRates()
 
     def __len__(self) -> int:
         return len(self.places)
@@ -86,6 +87,7 @@ class Fold:
         low = self._add_extremes(grouped)
         self._add_events(grouped)
         self._add_silence(grouped)
+        self.loss_rates.add(grouped, len(self))
         rows, steps = self.cutter.add_grouped(grouped)
         self._add_steps(grouped, steps, low)
         self._add_times(rows)

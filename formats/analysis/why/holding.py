@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.analysis.why.clocks import FIRST_TX, NEXT_TX, age_ns
 from formats.analysis.why.grouping import Grouped, grown
 from formats.analysis.why.limits import ARRIVED, NUMBER, unsent
+from formats.analysis.why.parting import Cuts
 from formats.analysis.why.quiet import BY_ACK
 
 Array = NDArray[Any]
@@ -66,27 +68,78 @@ class Probing:
         return found
 
 
-def held_back(piece: Grouped, limit: Array, before: Mapping[str, Array]) -> NDArray[np.int64]:
-    """(k,) the rows in whose step less than a segment was there and did not leave.
+def held_back(
+    piece: Grouped, limit: Array, before: Mapping[str, Array], told: Array
+) -> tuple[NDArray[np.int64], Cuts]:
+    """The rows in whose steps less than a segment was there and did not leave, and where that
+    begins.
 
-    before: what the snapshots before had, with `snd_max`, `written` and `time`. Nagle's algorithm
-    and a cork hold back so, with any number of segments in flight: it is there at both ends; or it
-    was there when all before it was acknowledged, and its own ACK is far later than a round trip.
+    before: what the snapshots before had, with `snd_max`, `written` and `time`. told: (k,) the rows
+    of which clocks told the beginning: of these the rest alone is meant.
+    Nagle's algorithm and a cork hold back so, with any number of segments in flight: it is there at
+    both ends; or its writer writes nothing more until it is acknowledged; or it was there when all
+    before it was acknowledged, and its own ACK is far later than a round trip.
     """
     span = piece.times - before["time"]
-    rows = np.flatnonzero((limit == NUMBER["app"]) & (span > _HELD_NS))
-    written = (piece["snd_una"][rows] + piece["snd_sb_cc"][rows]).astype(np.uint32)
+    is_told = np.zeros(len(piece), np.bool_)
+    is_told[told] = True
+    rows = np.flatnonzero(limit == NUMBER["app"])
     columns = {name: piece[name][rows] for name in ("snd_max", "snd_una", "snd_sb_cc")}
-    stays = rows[(unsent(columns) > 0) & (written == before["written"][rows])]
-    rows = np.flatnonzero((span > _LATE_ACK_NS) & (piece["snd_una"] == before["snd_max"]))
-    piece_of = (before["written"][rows] - before["snd_max"][rows]).astype(np.uint32)
-    srtt = piece["srtt_us"][rows].astype(np.int64) * 1000
-    leaves = rows[
+    rows = rows[unsent(columns) > 0]
+    written = _written(piece)
+    since = np.maximum(_sent_at(piece, rows), before["time"][rows])
+    stays = written[rows] == before["written"][rows]
+    stays &= ~is_told[rows] & (piece.times[rows] - since > _HELD_NS)
+    if NEXT_TX in piece.columns:
+        stays |= _ends_a_message(piece, written, before, rows)
+    rows, since = rows[stays], since[stays]
+    start = before["time"][rows]
+    if FIRST_TX in piece.columns:
+        # What clocks told ends when the first segment leaves.
+        first = piece.times[rows] - age_ns(piece, FIRST_TX, rows)
+        start = np.where(is_told[rows], np.maximum(first, start), start)
+    late = since - start > _HELD_NS
+    begins = Cuts.make(rows[late], since[late], NUMBER["app"], sent=1.0,
+                       acked=np.where(is_told[rows[late]], 0.0, 1.0))  # fmt: skip
+    leaves = np.flatnonzero((span > _LATE_ACK_NS) & (piece["snd_una"] == before["snd_max"]))
+    piece_of = (before["written"][leaves] - before["snd_max"][leaves]).astype(np.uint32)
+    srtt = piece["srtt_us"][leaves].astype(np.int64) * 1000
+    leaves = leaves[
         (piece_of > 0)
-        & (piece_of < piece["mss"][rows])
-        & (span[rows] > 2 * srtt + _LATE_ACK_NS)
-        & ~before["unnumbered"][rows]
-        & np.isin(limit[rows], BY_ACK)
-        & np.isin(piece["location"][rows], ARRIVED)
+        & (piece_of < piece["mss"][leaves])
+        & (span[leaves] > 2 * srtt + _LATE_ACK_NS)
+        & ~before["unnumbered"][leaves]
+        & ~is_told[leaves]
+        & np.isin(limit[leaves], BY_ACK)
+        & np.isin(piece["location"][leaves], ARRIVED)
     ]
-    return np.concatenate([stays, leaves])
+    return np.union1d(rows, leaves), begins
+
+
+def _written(piece: Grouped) -> Array:
+    """(n,) up to where the application wrote."""
+    found: Array = (piece["snd_una"] + piece["snd_sb_cc"]).astype(np.uint32)
+    return found
+
+
+def _sent_at(piece: Grouped, rows: Array) -> Array:
+    """(k,) when the last segment before these snapshots was sent; without that clock long ago."""
+    if NEXT_TX not in piece.columns:
+        return np.zeros(len(rows), np.int64)
+    found: Array = np.minimum(piece.times[rows] - age_ns(piece, NEXT_TX, rows), piece.times[rows])
+    return found
+
+
+def _ends_a_message(
+    piece: Grouped, written: Array, before: Mapping[str, Array], rows: Array
+) -> NDArray[np.bool_]:
+    """(k,) whether all that was written at these snapshots is acknowledged before more is: its
+    writer waits for the other end. Not where that is behind the end of the piece."""
+    writes = np.flatnonzero(piece.is_first | (written != before["written"]))
+    after = np.searchsorted(writes, rows, "right")
+    last = piece.lasts[np.searchsorted(piece.lasts, rows)]
+    following = np.append(writes, len(piece))[after]
+    at = np.minimum(following, last)
+    found: NDArray[np.bool_] = (piece["snd_una"][at] - written[rows]).astype(np.uint32).view(
+        np.int32) >= 0  # fmt: skip
+    return found

@@ -150,8 +150,8 @@ class Cutter:
         is_open[told] = False
         rows = self._quiet.add(piece, limit, before, acked, count)
         limit[rows[is_open[rows]]] = NUMBER["idle"]
-        rows = held_back(piece, limit, before)
-        limit[rows[is_open[rows]]] = NUMBER["nagle"]
+        rows, held = held_back(piece, limit, before, told)
+        limit[rows] = NUMBER["nagle"]
         limit[self._probing.add(piece, limit, before, count)] = NUMBER["recovery"]
         limit[clocks.lost_firsts(piece, limit)] = NUMBER["recovery"]
         tails, tail = clocks.lost_tails(piece, limit, before)
@@ -163,7 +163,7 @@ class Cutter:
             receiving = self._receiving.add(piece, count)
         return Steps(limit, before["time"], end, sent, acked, received,
                      now["lost"] - before["lost"], receiving, unseen.rows,
-                     Cuts.join(quiet, tail, unseen.cuts), paces)  # fmt: skip
+                     Cuts.join(quiet, held, tail, unseen.cuts), paces)  # fmt: skip
 
     def _join(self, rows: Array) -> Array:
         """The runs of a piece go on where those before them ended. The last ones stay open."""

@@ -10,17 +10,17 @@ from formats.analysis.why.connections import Connection
 from formats.analysis.why.ending import ending, outside
 from formats.analysis.why.limits import FAMILY
 from formats.analysis.why.naming import named
-from formats.analysis.why.peers import is_local, quiet_words, sender_words
+from formats.analysis.why.peers import quiet_words, sender_words
+from formats.analysis.why.queueing import bloat, late, queue_stands, reads_slowly
 from formats.analysis.why.receiving import MOST_UNSCALED
 from formats.analysis.why.words import endpoint, human_bytes, human_rate, human_time
 
 LEAST_SHARE = 0.05
-_BLOAT_RTT_US = 1000
 _MINOR = 0.2
 _SHORT_S = 1.0
-_LOW_SHARE = 0.1
 _MOST = 0.5
 _NEAR = 0.9
+_DOUBT = 0.005
 _SPARE = 8
 """A send buffer has at most some three times what is in flight: its overhead counts."""
 PART_OF = {name: family for name, family in FAMILY.items() if name != "nagle"}
@@ -62,9 +62,9 @@ def verdict(one: Connection, peer: Connection | None = None) -> list[str]:
         texts.insert(0, name)
     if end := ending(one):
         texts.insert(0, end)
-    if bloat := _bloat(one):
-        texts.append(bloat)
-    if total and one.certain_ns < total:
+    if queue := bloat(one):
+        texts.append(queue)
+    if total and _is_uncertain(one):
         doubt = 100 * (1 - one.certain_ns / total)
         why = (
             f"{within} records of the capture are missing there"
@@ -104,7 +104,15 @@ def _bounded(one: Connection, held: int, least: int) -> str:
     total = sum(one.limit_ns.values())
     doubt = total - one.certain_ns
     between = f" ({100 * least / total:.0f} to {100 * (least + doubt) / total:.0f} %)"
-    return f"{100 * held / total:.0f} %{between if doubt > 0 else ''}"
+    return f"{100 * held / total:.0f} %{between * _is_uncertain(one)}"
+
+
+def _is_uncertain(one: Connection) -> bool:
+    """Whether that is worth a word: records are missing, or what held is not known for a while."""
+    total = sum(one.limit_ns.values())
+    doubt = total - one.certain_ns
+    within = one.lost_records - one.lost_before - one.lost_after
+    return doubt > (0 if within else _DOUBT * total)
 
 
 def cross_check(row: Mapping[str, Any]) -> str:
@@ -145,24 +153,18 @@ def _rwnd(one: Connection) -> str:
     shut = f", {100 * zero:.0f} % with a window of 0" if zero >= 0.01 else ""
     text = f"limited by the receiver's window (at most {window}{shut}{more}): "
     limited_us = _sum(one.limit_ns, "rwnd") / 1000
-    if _reads_slowly(one, limited_us):
+    if reads_slowly(one, limited_us):
         return text + (
             f"the program there reads too slowly, it was up to {human_bytes(one.snd_wnd_fall)} "
             "behind; a larger buffer only hides pauses"
         )
     if 2 * path < one.snd_wnd_max and not _is_main(one, "rwnd"):
         return text + _GREW
-    if _queue_stands(one):
+    if queue_stands(one):
         return text + _NO_LARGER
     if _is_capped(one.snd_wnd_max, one.snd_wscale):
         return text + _NOT_SCALED
     return text + "raise net.ipv4.tcp_rmem[2] or the application's SO_RCVBUF there"
-
-
-def _reads_slowly(one: Connection, limited_us: float) -> bool:
-    """Whether in much of this time the receiver's window was closed, all or by half: its program
-    had not read that."""
-    return one.snd_wnd_low_us > _LOW_SHARE * limited_us
 
 
 def _is_capped(window: int, scale: int | None) -> bool:
@@ -175,20 +177,6 @@ _NOT_SCALED = (
     "does not help: look at net.ipv4.tcp_window_scaling at both ends, at boxes on the path that "
     "take the option away, and at buffers that were small when it began"
 )
-
-
-def _late(one: Connection) -> float:
-    """The share of the time in which ACKs came late."""
-    return one.late_ack_us / 1e6 / one.duration_s if one.duration_s else 0.0
-
-
-def _queue_stands(one: Connection) -> bool:
-    """Whether most round trips are long by a queue, which more data in flight only lengthens."""
-    return (
-        one.min_rtt_us is not None
-        and one.srtt_p50_us is not None
-        and one.srtt_p50_us > max(2 * one.min_rtt_us, _BLOAT_RTT_US)
-    )
 
 
 _GREW = (
@@ -216,9 +204,9 @@ def _cwnd(one: Connection) -> str:
         f"limited by the congestion window (at most {one.cwnd_max} segments, "
         f"{human_bytes(one.cwnd_max * one.mss)}{start}{again}): "
     )
-    if _late(one) > 0.3:
-        text += f"ACKs came late for {100 * _late(one):.0f} %. "
-        if _reads_slowly(one, one.late_ack_us):
+    if late(one) > 0.3:
+        text += f"ACKs came late for {100 * late(one):.0f} %. "
+        if reads_slowly(one, one.late_ack_us):
             return text + ("The receiver delays them: its program reads slowly, it was up to "
                            f"{human_bytes(one.snd_wnd_fall)} behind")  # fmt: skip
         return text + ("The path serves in turns, as Wi-Fi and mobile networks do, or the receiver "
@@ -231,7 +219,7 @@ def _cwnd(one: Connection) -> str:
 
 def _sndbuf(one: Connection) -> str:
     text = f"limited by the send buffer ({human_bytes(one.sndbuf)}): "
-    if _queue_stands(one):
+    if queue_stands(one):
         return text + _NO_LARGER
     if one.srtt_p50_us and one.sndbuf > _SPARE * one.goodput * one.srtt_p50_us / 1e6:
         return text + "it is far larger than the path needs, so a CPU or the receiver is slow"
@@ -243,28 +231,6 @@ def _pacing(one: Connection) -> str:
         return "it was paced by bbr: the path is the limit, as bbr sees it, or SO_MAX_PACING_RATE"
     who = "SO_MAX_PACING_RATE of the application, or the qdisc fq"
     return f"it was paced ({who if one.ca_name else f'bbr, or {who}'}): it is slow on purpose"
-
-
-def _bloat(one: Connection) -> str:
-    if one.min_rtt_us is None or one.srtt_p95_us is None or not one.sends:
-        return ""
-    if one.srtt_p95_us <= 2 * one.min_rtt_us or one.srtt_p95_us <= _BLOAT_RTT_US:
-        return ""
-    times = f"{human_time(one.srtt_p95_us)} (95 %), the path alone {human_time(one.min_rtt_us)}: "
-    text = f"round trips take {times}"
-    waits = one.share("app") + one.share("closing") > 0.5 or _late(one) > 0.3
-    if waits or _reads_slowly(one, max(_sum(one.limit_ns, "rwnd") / 1000, 1.0)):
-        if is_local(one):
-            return f"{_MEAN} {times}ACKs that the receiver delays, as there is no path to queue on"
-        return f"{_MEAN} {times}ACKs that the receiver delays, or queues on the path"
-    if is_local(one):
-        return text + "the receiver delays ACKs, or a CPU is busy; there is no path to queue on"
-    queue = human_time(one.srtt_p95_us - one.min_rtt_us)
-    where = "in this host's queue" if one.share("tsq") > 0.5 else "in queues on the path"
-    return f"{text}{queue} {where}; a shorter queue there, or one that drops early, helps"
-
-
-_MEAN = "the mean of round trips (srtt; one ACK that is delayed by 40 ms adds 5 ms) is"
 
 
 def _receiver(one: Connection, peer: Connection | None) -> list[str]:
@@ -324,7 +290,8 @@ _SENTENCES: dict[str, Callable[[Connection], str]] = {
     ),
     "rto_wait": lambda one: (
         f"it waited for a timer that finds a loss ({one.rto_count} retransmission timeouts, "
-        f"{one.loss_probes} loss probes): whole flights or the last segments were lost"
+        f"{one.loss_probes} loss probes): whole flights, the last segments, or what was sent "
+        "again, were lost"
     ),
     "recovery": lambda one: (
         f"it recovered from loss ({_again(one)}): the path drops or reorders packets"
