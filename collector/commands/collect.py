@@ -55,7 +55,7 @@ def command(command: tuple[str, ...], **values: Any) -> int:
     request = make_request(
         filters, {"output": "", **options, "command": command, "arguments": tuple(sys.argv[1:])}
     )
-    if not request.output:
+    if "output" not in options:
         is_folder = request.rotation is not None or request.recorder is not None
         request = replace(request, output=default_name(request.format, is_folder))
     if request.top:

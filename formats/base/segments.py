@@ -14,12 +14,13 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from io import BytesIO
+from io import BytesIO, FileIO
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
 from formats.base.errors import FileError, UsageError
+from formats.base.files import open_plain
 from formats.base.limits import MOST_INDEX_BYTES, MOST_INDEX_LINE
 
 INDEX = "index.jsonl"
@@ -79,6 +80,17 @@ def parse_name(name: str) -> Segment | None:
         found["utc"], int(found["number"]), found["host"], found["suffix"], shown, sealed,
         found["archived"] or "",
     )  # fmt: skip
+
+
+def open_segment(path: Path) -> FileIO:
+    """As open_plain(); under its new name if it was sealed since it was found."""
+    try:
+        return open_plain(path)
+    except FileNotFoundError:
+        segment = parse_name(path.name)
+        if segment is None or segment.sealed:
+            raise
+        return open_plain(path.with_name(segment.name))
 
 
 def find_segments(folder: str | os.PathLike[str] | int) -> list[Segment]:

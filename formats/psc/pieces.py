@@ -12,9 +12,9 @@ from io import FileIO
 from pathlib import Path
 
 from formats.base.errors import DamagedError, FileError, TcpkmonError
-from formats.base.files import is_unpacked, open_plain, read_head
+from formats.base.files import is_unpacked, read_head
 from formats.base.limits import MOST_HEADER_BYTES
-from formats.base.segments import find_capture, order, place_of
+from formats.base.segments import find_capture, open_segment, order, place_of
 from formats.psc.header import KIND_SETTINGS, Header, decode_header
 
 SUFFIX = ".pm"
@@ -40,7 +40,7 @@ class Piece:
         """Fill the memory with entries from this row on. Any thread may call it."""
         offset, done = self.data_offset + row * self.header.entry_size, 0
         try:
-            with nullcontext(self.plain) if self.plain else open(self.path, "rb") as file:
+            with nullcontext(self.plain) if self.plain else open_segment(self.path) as file:
                 while done < len(view):
                     count = os.preadv(file.fileno(), [view[done:]], offset + done)
                     if not count:
@@ -53,7 +53,7 @@ class Piece:
 def look(path: Path) -> Piece:
     """The header of a PSC file, and how many entries follow it. FileError, DamagedError."""
     try:
-        file = open_plain(path)
+        file = open_segment(path)
         with file if not is_unpacked(file) else nullcontext():
             size = os.fstat(file.fileno()).st_size
             try:

@@ -14,7 +14,7 @@ from formats.base.errors import UsageError
 from scripts.benchmark import slowdown
 from scripts.benchmark.trees import Tree
 from scripts.benchmark.work import WORK, working
-from scripts.experiments import tools
+from scripts.experiments import interleaved, tools
 from scripts.experiments.context import Context
 from scripts.experiments.report import Table
 from scripts.experiments.results import Results
@@ -65,8 +65,8 @@ def measure(context: Context, trees: Sequence[Tree], words: Sequence[str]) -> No
             for case, pair in cases.items():
                 for side in ("ab", "ba")[number % 2]:
                     tool = pair["ab".index(side)]
-                    before = slowdown.measure_one(
-                        context, worker, tool, case_of(side, case), before
+                    before = interleaved.measure_one(
+                        context, slowdown.NAME, worker, tool, case_of(side, case), before
                     )
 
 
@@ -105,7 +105,7 @@ def lines(results: Results) -> list[Line]:
         found.append((case, ALL_WORK, statistics.fmean(a), statistics.fmean(b), change(mean)))
         for work, values, one, other in zip(times, times.values(), a, b, strict=True):
             found.append((case, work, one, other, change(values)))
-        used = [_logarithms(results, slowdown.cpu_subject(work), case) for work in times]
+        used = [_logarithms(results, interleaved.cpu_subject(work), case) for work in times]
         cpu = [-statistics.fmean(values) for values in zip(*used, strict=True)]
         found.append((case, CPU, None, None, change(cpu)))
         if reader := _reader(results, case):
@@ -136,7 +136,7 @@ def _logarithms(results: Results, subject: str, case: str) -> list[float]:
     ours = [
         results.all(slowdown.NAME, subject, name)
         for side in "ab"
-        for name in (case_of(side, case), slowdown.bare(case_of(side, case)))
+        for name in (case_of(side, case), interleaved.bare(case_of(side, case)))
     ]
     return [math.log(a / a0 / (b / b0)) for a, a0, b, b0 in zip(*ours, strict=False)]
 
@@ -144,7 +144,7 @@ def _logarithms(results: Results, subject: str, case: str) -> list[float]:
 def _slowdown(results: Results, work: str, side: str, case: str) -> float:
     name = case_of(side, case)
     return statistics.median(
-        results.slowdowns(slowdown.NAME, work, name, slowdown.bare(name))
+        results.slowdowns(slowdown.NAME, work, name, interleaved.bare(name))
     )
 
 
@@ -154,7 +154,7 @@ def _reader(results: Results, case: str) -> list[float]:
     records = [results.all(slowdown.NAME, "records", name) for name in names]
     if min(map(min, records)) < FEW_RECORDS:
         return []
-    a, b = (results.all(slowdown.NAME, slowdown.READER, name) for name in names)
+    a, b = (results.all(slowdown.NAME, interleaved.READER, name) for name in names)
     return [math.log(y / x) for x, y in zip(a, b, strict=False)]
 
 

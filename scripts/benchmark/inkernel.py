@@ -1,34 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nanoseconds in the kernel per event, by location and by the way to attach.
-
-The kernel measures itself (BPF_ENABLE_STATS). That has a cost too, which is part of each number:
-an empty program, measured at the same time, shows how much it is.
-"""
+"""Nanoseconds in the kernel per event, by location and by the way to attach."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from collector.linux import bpf
-from collector.linux.btf import Btf
 from collector.linux.privileges import raise_limits
-from collector.linux.probe_kinds import KINDS
-from collector.loader.capture_maps import Kernel
 from collector.loader.prepare import Prepared, Wish, prepare
-from collector.loader.programs import attach_type_id, load_code
 from collector.plan.filters import parse
-from collector.plan.probes import Chosen
 from formats.base.errors import TcpkmonError
 from scripts.experiments.capture import capturing, discard
 from scripts.experiments.context import Context, cpus
 from scripts.experiments.load import Load
+from scripts.experiments.program_runs import empty_program, runs_of
 
 NAME = "in-kernel"
 TITLE = "Time in the kernel per event"
-EMPTY = "an empty program"
 WAYS = {
     "btf": ("btf",),
     "raw": ("raw",),
@@ -42,14 +30,6 @@ WATCHED = ("SEGMENT_RECEIVED", "ACK_PROCESSED", "TRANSMIT")
 ENOUGH_RUNS = 300
 """Rarer events have no figure."""
 OTHER_PORTS = "9"
-
-
-@dataclass(frozen=True)
-class Runs:
-    """How often a program ran, and for how long."""
-
-    count: int
-    ns: int
 
 
 def measure(context: Context) -> None:
@@ -108,26 +88,3 @@ def _traffic(context: Context, load: Load) -> None:
     seconds = context.pick(0.12, 0.1)
     for order in ("pingpong 16", "churn", "bulk"):
         load.run(f"{order} {seconds}")
-
-
-def runs_of(kernel: Kernel, probes: Sequence[Chosen], empty_fd: int) -> dict[str, Runs]:
-    """By the locations of a program: the runs of its first copy, and the time of all copies."""
-    missed = kernel.loaded.missed()
-    found = {
-        " ".join(probe.locations): Runs(missed[probe.name].run_cnt, missed[probe.name].run_ns)
-        for probe in probes
-    }
-    info = bpf.prog_info(empty_fd)
-    found[EMPTY] = Runs(info.run_cnt, info.run_time_ns)
-    return found
-
-
-@contextlib.contextmanager
-def empty_program() -> Iterator[int]:
-    """A program that does nothing at tcp_probe."""
-    btf_id = attach_type_id(Btf.from_kernel(), "btf", "tcp_probe")
-    with contextlib.ExitStack() as opened:
-        fd = load_code("btf", bpf.RETURN_ZERO, "bench_empty", btf_id)
-        opened.callback(os.close, fd)
-        opened.callback(KINDS["btf"].attach("tcp_probe", [fd]).remove)
-        yield fd

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from scripts.benchmark import slowdown
 from scripts.benchmark.work import WORK
+from scripts.experiments import interleaved
 from scripts.experiments.results import Results
 from scripts.experiments.stats import number, percent, standard_error
 
@@ -68,7 +69,7 @@ class Beside:
 
 def slowdown_of(results: Results, case: str, work: str) -> Mean | None:
     """The median of the rounds."""
-    found = results.slowdowns(slowdown.NAME, work, case, slowdown.bare(case))
+    found = results.slowdowns(slowdown.NAME, work, case, interleaved.bare(case))
     return Mean(statistics.median(found), standard_error(found)) if found else None
 
 
@@ -84,7 +85,7 @@ def mean_slowdown(results: Results, case: str) -> Mean | None:
 def mean_cpu(results: Results, case: str) -> float | None:
     """How many times as much CPU the work takes, the mean over all of it."""
     found = [
-        results.ratio(slowdown.NAME, slowdown.cpu_subject(work), case, slowdown.bare(case))
+        results.ratio(slowdown.NAME, interleaved.cpu_subject(work), case, interleaved.bare(case))
         for work in WORK
     ]
     medians = [one.median for one in found if one is not None]

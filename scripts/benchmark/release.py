@@ -13,6 +13,7 @@ from pathlib import Path
 from scripts.benchmark import rates, reading, samples, sizes, slowdown
 from scripts.benchmark.means import mean_cpu
 from scripts.benchmark.targets import faster_than_perf, whole_cost_us
+from scripts.experiments import interleaved
 from scripts.experiments.results import Results
 from scripts.experiments.stats import number
 
@@ -37,8 +38,8 @@ def figures(results: Results) -> dict[str, float]:
         "lean record, kernel": (rates.NAME, lean["kernel_us"], rates.LEAN),
         "lean record, reader": (rates.NAME, lean["cpu_us"], rates.LEAN),
         "default record, kernel": (rates.NAME, default["kernel_us"], rates.DEFAULT),
-        "default record, reader": (slowdown.NAME, slowdown.READER, slowdown.DEFAULT),
-        "perf's columns, reader": (slowdown.NAME, slowdown.READER, slowdown.COLUMNS),
+        "default record, reader": (slowdown.NAME, interleaved.READER, slowdown.DEFAULT),
+        "perf's columns, reader": (slowdown.NAME, interleaved.READER, slowdown.COLUMNS),
     }
     sizes_of = {
         "default record, bytes": (slowdown.NAME, "bytes", slowdown.DEFAULT),

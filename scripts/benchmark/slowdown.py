@@ -6,19 +6,17 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
-from typing import Protocol
 
 from collector.lab.lab import Lab
 from collector.plan.columns import EVENT, choose_columns, load_schema
 from scripts.benchmark.work import working
 from scripts.experiments import tools
 from scripts.experiments.context import BIN, Context
-from scripts.experiments.load import Done
+from scripts.experiments.interleaved import measure_one
 from scripts.experiments.tools import Tool
 
 NAME = "slowdown"
 TITLE = "Slowdown of TCP traffic"
-BARE = "nothing"
 DEFAULT = "collect"
 COLUMNS = "collect, perf's events and columns"
 FILTERED = "collect, other ports only"
@@ -38,8 +36,6 @@ MAIN = (DEFAULT, COLUMNS, FILTERED, CHANGED, PERF)
 MORE_ROUNDS = 3
 QUICK = (DEFAULT, COLUMNS, FILTERED, PERF)
 CASES = (*MAIN, SAME, FULL, ALL, *RINGS, BPFTRACE, TCPDUMP, TRACE_CMD, TCPSTATES, TCPTOP)
-READER = "cpu_us"
-LOST_TIME = "time lost, us a record"
 FIELDS = "fields"
 SEGMENTS = ("--locations", "SEGMENT_RECEIVED")
 PERF_COLUMNS = (
@@ -88,16 +84,6 @@ def find_tools(context: Context, lab: Lab) -> list[Tool]:
     return tools.usable(context, NAME, sorted(found, key=lambda tool: CASES.index(tool.name)))
 
 
-def bare(case: str) -> str:
-    """The case without a tool, measured before and after this one."""
-    return f"{BARE} around {case}"
-
-
-def cpu_subject(subject: str) -> str:
-    """The subject's CPU microseconds of both ends, for each round trip, byte or connection."""
-    return f"{subject}, CPU us"
-
-
 def measure(context: Context) -> None:
     """Nothing, a tool, nothing, the next tool, and so on, under all the work."""
     event = load_schema().event(EVENT)
@@ -113,61 +99,4 @@ def measure(context: Context) -> None:
                 if number >= context.rounds and tool.name not in MAIN:
                     continue
                 with tools.tolerating(context, NAME, tool):
-                    before = measure_one(context, worker, tool, tool.name, before)
-
-
-class Working(Protocol):
-    """Does all of its work once; see Worker."""
-
-    def warm(self) -> None: ...
-
-    def run(self) -> dict[str, Done]: ...
-
-
-def measure_one(
-    context: Context,
-    worker: Working,
-    tool: Tool,
-    case: str,
-    before: dict[str, Done],
-    section: str = NAME,
-) -> dict[str, Done]:
-    """The work with the tool, and without it before and after; returns the last."""
-    with tool.running(context.folder, worker.warm) as it:
-        during = worker.run()
-        outcome = it.end()
-    after = worker.run()
-    records = max(1, outcome.records)
-    lost_s = _add(context, section, case, before, during, after)
-    add = context.results.add
-    add(section, "records", case, outcome.records)
-    add(section, "lost", case, outcome.lost)
-    add(section, READER, case, 1e6 * outcome.cpu_s / records)
-    add(section, "bytes", case, outcome.bytes / records)
-    add(section, LOST_TIME, case, 1e6 * lost_s / records)
-    return after
-
-
-def _add(
-    context: Context,
-    section: str,
-    case: str,
-    before: dict[str, Done],
-    during: dict[str, Done],
-    after: dict[str, Done],
-) -> float:
-    """The work with the tool; and without it, the mean of before and after (the machine drifts).
-
-    Returns the seconds that all the work took longer.
-    """
-    add = context.results.add
-    lost_s = 0.0
-    for subject, work in during.items():
-        around = before[subject], after[subject]
-        rate = sum(done.rate for done in around) / 2
-        add(section, subject, case, work.rate)
-        add(section, subject, bare(case), rate)
-        add(section, cpu_subject(subject), case, work.cpu_us)
-        add(section, cpu_subject(subject), bare(case), sum(done.cpu_us for done in around) / 2)
-        lost_s += work.seconds * (1 - work.rate / rate)
-    return lost_s
+                    before = measure_one(context, NAME, worker, tool, tool.name, before)

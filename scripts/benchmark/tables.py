@@ -9,6 +9,7 @@ from scripts.benchmark import drain, inkernel, rates, reading, scale, sizes, slo
 from scripts.benchmark.means import beside, each_beside, mean_cpu, mean_slowdown
 from scripts.benchmark.targets import faster_than_perf, targets, whole_cost_us
 from scripts.benchmark.work import WORK
+from scripts.experiments import interleaved, program_runs
 from scripts.experiments.report import NONE, Table
 from scripts.experiments.results import Results
 from scripts.experiments.stats import MANY, Spread, number, percent, spread
@@ -43,7 +44,7 @@ def _of_slowdown(results: Results) -> list[Table]:
             NONE if cpu is None else number(cpu),
             *(_text(results.spread(slowdown.NAME, subject, case)) for subject in COUNTS),
             *(_text(results.spread(slowdown.NAME, subject, case) if records else None)
-              for subject in (slowdown.READER, slowdown.LOST_TIME)),
+              for subject in (interleaved.READER, interleaved.LOST_TIME)),
         ])  # fmt: skip
     done = [work for work in WORK if results.all(slowdown.NAME, work, slowdown.DEFAULT)]
     places = (
@@ -52,7 +53,7 @@ def _of_slowdown(results: Results) -> list[Table]:
     )
     bare = []
     for work in done:
-        rate = results.spread(slowdown.NAME, work, slowdown.bare(slowdown.DEFAULT))
+        rate = results.spread(slowdown.NAME, work, interleaved.bare(slowdown.DEFAULT))
         bare.append([work, _text(rate, 2, WORK[work].scale), WORK[work].unit])
     return [
         Table(
@@ -90,13 +91,13 @@ def _of_slowdown(results: Results) -> list[Table]:
 
 def _slowdown(results: Results, case: str, work: str) -> str:
     return _percents(
-        spread(results.slowdowns(slowdown.NAME, work, case, slowdown.bare(case)))
+        spread(results.slowdowns(slowdown.NAME, work, case, interleaved.bare(case)))
     )
 
 
 def _cpu_times(results: Results, case: str, work: str) -> str:
-    subject = slowdown.cpu_subject(work)
-    return _text(results.ratio(slowdown.NAME, subject, case, slowdown.bare(case)))
+    subject = interleaved.cpu_subject(work)
+    return _text(results.ratio(slowdown.NAME, subject, case, interleaved.bare(case)))
 
 
 def _of_rates(results: Results) -> list[Table]:
@@ -136,10 +137,10 @@ def _of_rates(results: Results) -> list[Table]:
 def _of_inkernel(results: Results) -> list[Table]:
     rows = []
     for subject, cases in results.values.get(inkernel.NAME, {}).items():
-        if subject.startswith(inkernel.EMPTY):
+        if subject.startswith(program_runs.EMPTY):
             continue
         way = subject.rpartition(", ")[2]
-        empty = results.spread(inkernel.NAME, f"{inkernel.EMPTY}, {way}", "recorded")
+        empty = results.spread(inkernel.NAME, f"{program_runs.EMPTY}, {way}", "recorded")
         # At tracepoints one copy of a program is attached, elsewhere both.
         copies = 1 if way in {"btf", "raw"} else 2
         less = copies * empty.median if empty is not None else 0.0
@@ -148,7 +149,7 @@ def _of_inkernel(results: Results) -> list[Table]:
             found = results.spread(inkernel.NAME, subject, state) if state in cases else None
             cells.append(_text(_less(found, less), 0))
         rows.append(cells)
-    empty = results.spread(inkernel.NAME, f"{inkernel.EMPTY}, btf", "recorded")
+    empty = results.spread(inkernel.NAME, f"{program_runs.EMPTY}, btf", "recorded")
     return [
         Table(
             "Nanoseconds per event",

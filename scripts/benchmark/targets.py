@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from scripts.benchmark import rates, reading, scale, sizes, slowdown, startup
 from scripts.benchmark.means import Mean, beside, each_beside, mean_cpu, mean_slowdown, within
+from scripts.experiments import interleaved
 from scripts.experiments.results import Results
 from scripts.experiments.stats import number, percent, standard_error
 
@@ -136,7 +137,7 @@ def _changed(results: Results) -> Target:
 def _all_locations(results: Results) -> list[Target]:
     wanted = "--locations all: as cheap a record as the default's", "... and none lost"
     ours, default = (
-        results.all(slowdown.NAME, slowdown.LOST_TIME, case)
+        results.all(slowdown.NAME, interleaved.LOST_TIME, case)
         for case in (slowdown.ALL, slowdown.DEFAULT)
     )
     lost = results.all(slowdown.NAME, "lost", slowdown.ALL)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts/magnet-experiments and scripts/host-experiments share: figures, page, command."""
+"""What all that measures shares, and no part of it: rounds, tools, results, tables, pages."""

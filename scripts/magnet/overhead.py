@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from collector import klogger
 from collector.lab.lab import Lab
-from scripts.benchmark import slowdown
-from scripts.experiments import tools
+from scripts.experiments import interleaved, tools
 from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure, Value
 from scripts.experiments.report import NONE, Table
@@ -58,14 +57,14 @@ def measure(context: Context) -> None:
             for tool in known:
                 if not context.results.is_skipped(NAME, tool.name):
                     with tools.tolerating(context, NAME, tool):
-                        before = slowdown.measure_one(
-                            context, wire, tool, tool.name, before, NAME
+                        before = interleaved.measure_one(
+                            context, NAME, wire, tool, tool.name, before
                         )
 
 
 def times(results: Results, case: str, work: str) -> list[float]:
     """By round, the logarithm of how many times as long the transfer took as without the tool."""
-    bare = results.all(NAME, work, slowdown.bare(case))
+    bare = results.all(NAME, work, interleaved.bare(case))
     return [math.log(b / a) for a, b in zip(results.all(NAME, work, case), bare, strict=True)]
 
 
@@ -103,15 +102,15 @@ def figures(results: Results) -> list[Figure]:
 def tables(results: Results) -> list[Table]:
     done = [work for work in TRANSFERS if results.values.get(NAME, {}).get(work)]
     cases = [case for case in CASES if results.all(NAME, "records", case)]
-    bare = [(work, results.spread(NAME, work, slowdown.bare(OFF))) for work in done]
+    bare = [(work, results.spread(NAME, work, interleaved.bare(OFF))) for work in done]
     return [
         Table("Throughput lost, percent", ("", *done), [
             [case, *(_text(lost(results, case, work)) for work in done)] for case in cases
         ], f"Means of {results.rounds} rounds, each beside the same transfer right before and "
            "after without anything; in brackets the 95 % confidence intervals."),
         Table("CPU time of both ends, beside that without anything (1: no more)", ("", *done), [
-            [case, *(_spread(results.ratio(NAME, slowdown.cpu_subject(work), case,
-                                           slowdown.bare(case))) for work in done)]
+            [case, *(_spread(results.ratio(NAME, interleaved.cpu_subject(work), case,
+                                           interleaved.bare(case))) for work in done)]
             for case in cases
         ]),
         Table("What was recorded",
@@ -126,13 +125,13 @@ def tables(results: Results) -> list[Table]:
 def _recorded(results: Results, case: str) -> list[str]:
     """Of a case that records nothing, only that."""
     known = any(results.all(NAME, "records", case))
-    shown = (("records", 0), ("lost", 0), ("bytes", 0), (slowdown.READER, 2))
+    shown = (("records", 0), ("lost", 0), ("bytes", 0), (interleaved.READER, 2))
     cells = [
         _spread(results.spread(NAME, subject, case) if known or subject == "records" else None,
                 digits)
         for subject, digits in shown
     ]  # fmt: skip
-    pairs = zip(*(results.all(NAME, one, case) for one in ("records", slowdown.READER)),
+    pairs = zip(*(results.all(NAME, one, case) for one in ("records", interleaved.READER)),
                 strict=True)  # fmt: skip
     return [*cells, _spread(spread([max(1, n) * us / 1000 for n, us in pairs]), 1)]
 

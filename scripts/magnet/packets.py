@@ -10,11 +10,11 @@ from collector.linux import bpf
 from collector.linux.privileges import raise_limits
 from collector.loader.prepare import Wish, prepare
 from collector.plan.filters import parse
-from scripts.benchmark import inkernel
-from scripts.benchmark.inkernel import Runs
+from scripts.experiments import program_runs
 from scripts.experiments.capture import capturing, discard
 from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure
+from scripts.experiments.program_runs import Runs
 from scripts.experiments.report import Table
 from scripts.experiments.results import Results
 from scripts.experiments.stats import number
@@ -54,16 +54,16 @@ def _measure_kernel(context: Context, wire: Wire, case: str) -> None:
     try:
         prepared = prepare(Wish(("magnet",), existing=False, klogger=True, data=case == FULL))
         with (
-            inkernel.empty_program() as empty_fd,
+            program_runs.empty_program() as empty_fd,
             capturing(prepared, parse()) as (kernel, rings),
         ):
             names = {spec.function for spec in kernel.loaded.attached()}
             probes = [one for one in prepared.plan.probes if one.name in names and one.locations]
             for state in (case, OFF) if case == LEAN else (case,):
                 kernel.switch(prepared.numbers, state != OFF)
-                before = inkernel.runs_of(kernel, probes, empty_fd)
+                before = program_runs.runs_of(kernel, probes, empty_fd)
                 packets = _transfer(wire)
-                after = inkernel.runs_of(kernel, probes, empty_fd)
+                after = program_runs.runs_of(kernel, probes, empty_fd)
                 discard(rings)
                 _add_programs(context.results, state, packets, before, after)
     finally:
@@ -75,14 +75,14 @@ def _add_programs(
 ) -> None:
     counts = {name: runs.count - before[name].count for name, runs in after.items()}
     took = {name: runs.ns - before[name].ns for name, runs in after.items()}
-    empty_ns = took.pop(inkernel.EMPTY) / max(1, counts[inkernel.EMPTY])
+    empty_ns = took.pop(program_runs.EMPTY) / max(1, counts[program_runs.EMPTY])
     whole_ns = 0.0
     for name, ns in took.items():
         if counts[name]:
             own_ns = max(0.0, ns - counts[name] * empty_ns)
             whole_ns += own_ns
             results.add(NAME, name, state, own_ns / counts[name])
-    results.add(NAME, inkernel.EMPTY, state, empty_ns)
+    results.add(NAME, program_runs.EMPTY, state, empty_ns)
     results.add(NAME, KERNEL, state, whole_ns / 1000 / packets)
 
 
@@ -139,7 +139,7 @@ def figures(results: Results) -> list[Figure]:
 def tables(results: Results) -> list[Table]:
     parts = (KERNEL, READER, RECORDS, READER_RECORD)
     known = results.values.get(NAME, {})
-    programs = [name for name in known if name not in (*parts, inkernel.EMPTY)]
+    programs = [name for name in known if name not in (*parts, program_runs.EMPTY)]
     return [
         Table("A packet, at both ends together", ("", *OPTIONS, OFF),
               [[part, *_cells(results, part, 2)] for part in parts if part in known],
@@ -149,7 +149,7 @@ def tables(results: Results) -> list[Table]:
               [[name, *_cells(results, name, 0)] for name in programs],
               "By BPF statistics, of each run of the programs that log these events, less what an "
               "empty one takes "
-              f"({', '.join(_cells(results, inkernel.EMPTY, 0))} ns, nearly all of it the "
+              f"({', '.join(_cells(results, program_runs.EMPTY, 0))} ns, nearly all of it the "
               "statistics themselves)."),
     ]  # fmt: skip
 

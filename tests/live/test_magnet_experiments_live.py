@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmark import slowdown
-from scripts.experiments import running
+from scripts.experiments import interleaved, running
 from scripts.experiments.figure import Figure
 from scripts.experiments.results import Results
 from scripts.magnet import layers, loss, modulation, overhead, packets, state, stream
@@ -54,7 +53,7 @@ def test_m1_overhead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (records == 0) == (case == overhead.OFF)
         assert lost == 0
         for work in TRANSFERS:
-            for name in (case, slowdown.bare(case)):
+            for name in (case, interleaved.bare(case)):
                 assert (results.median("M1", work, name) or 0) > 0
 
 

@@ -16,6 +16,7 @@ from formats.base.errors import TcpkmonError, UsageError
 from scripts.benchmark import compare, slowdown
 from scripts.benchmark.trees import Tree, tree
 from scripts.benchmark.work import WORK
+from scripts.experiments import interleaved
 from scripts.experiments.results import Results
 from scripts.experiments.student import Change, chance_of, change, differ
 
@@ -75,10 +76,10 @@ def measured(times: float, rounds: int = 10, noise: float = 0.02) -> Results:
                 rate = 100 * speed / (factor * random.gauss(1, noise))
                 for subject, value, bare in (
                     (work, rate, 100 * speed),
-                    (slowdown.cpu_subject(work), 1 / rate, 1 / (100 * speed)),
+                    (interleaved.cpu_subject(work), 1 / rate, 1 / (100 * speed)),
                 ):
                     results.add(slowdown.NAME, subject, case, value)
-                    results.add(slowdown.NAME, subject, slowdown.bare(case), bare)
+                    results.add(slowdown.NAME, subject, interleaved.bare(case), bare)
             results.add(slowdown.NAME, "records", case, 50_000)
             results.add(slowdown.NAME, "lost", case, 0)
             reader = 0.2 * random.gauss(1, noise) * (2 if side == "b" and times < 1 else 1)

@@ -11,6 +11,7 @@ from test_bench_stats import add_lean
 
 from scripts.benchmark import rates, slowdown
 from scripts.benchmark.release import FILE, MOST, figures, renew, slower_than_release
+from scripts.experiments import interleaved
 from scripts.experiments.results import Results
 
 READER = "default record, reader / perf's"
@@ -22,7 +23,7 @@ def quick(reader_us: float = 0.3, bytes_a_record: float = 360.0) -> Results:
     results.machine = {"CPU model": "AMD EPYC", "tree": "abc"}
     kernel = rates.subject("receive", rates.ANY, "kernel_us")
     for micros, disturbed in ((reader_us, 0.5), (40.0, 7.0)):
-        results.add(slowdown.NAME, slowdown.READER, slowdown.DEFAULT, micros)
+        results.add(slowdown.NAME, interleaved.READER, slowdown.DEFAULT, micros)
         results.add(slowdown.NAME, "bytes", slowdown.DEFAULT, bytes_a_record)
         results.add(rates.NAME, kernel, rates.PERF_SOCKET, disturbed)
     add_lean(results, rates.LEAN, cpu_us=0.05)

@@ -16,6 +16,7 @@ from scripts.benchmark import drain, inkernel, rates, reading, scale, sizes, sta
 from scripts.benchmark.main import MEASURES
 from scripts.benchmark.report import markdown, sections
 from scripts.benchmark.tables import SECTIONS
+from scripts.experiments import program_runs
 from scripts.experiments.report import print_results
 from scripts.experiments.results import Results
 
@@ -28,10 +29,10 @@ def results() -> Results:
     found.machine = {"CPU": "one | two"}
     found.add("slowdown", "records", "collect", 1000)
     add_lean(found, rates.LEAN, calls=1e6, records=1e6, lost=0.25, cpu_us=0.1, kernel_us=0.3)
-    found.add(inkernel.NAME, f"{inkernel.EMPTY}, btf", "recorded", 60.0)
+    found.add(inkernel.NAME, f"{program_runs.EMPTY}, btf", "recorded", 60.0)
     found.add(inkernel.NAME, "SEGMENT_RECEIVED, btf", "recorded", 1020.0)
     found.add(inkernel.NAME, "SEGMENT_RECEIVED, btf", "filtered", 50.0)
-    found.add(inkernel.NAME, f"{inkernel.EMPTY}, kprobe", "recorded", 60.0)
+    found.add(inkernel.NAME, f"{program_runs.EMPTY}, kprobe", "recorded", 60.0)
     found.add(inkernel.NAME, "CWND_UNDO, kprobe", "recorded", 1020.0)
     found.add(startup.NAME, startup.FIRST, startup.CACHED, 0.75)
     found.add(reading.NAME, reading.WALL, reading.PERF_SCRIPT, 5000.0)

@@ -14,6 +14,7 @@ from scripts.benchmark.means import Beside, Mean, beside, each_beside, mean_cpu,
 from scripts.benchmark.release import too_slow
 from scripts.benchmark.targets import Target, targets, whole_cost_us
 from scripts.benchmark.work import WORK
+from scripts.experiments import interleaved
 from scripts.experiments.results import Results
 from scripts.experiments.stats import number, percent, ratios, slowdowns, spread, standard_error
 
@@ -69,10 +70,10 @@ def filled(**rate_of: float) -> Results:
     for short, rate in rate_of.items():
         case = names[short]
         for subject in WORK:
-            cpu = slowdown.cpu_subject(subject)
-            results.add(slowdown.NAME, subject, slowdown.bare(case), 100.0)
+            cpu = interleaved.cpu_subject(subject)
+            results.add(slowdown.NAME, subject, interleaved.bare(case), 100.0)
             results.add(slowdown.NAME, subject, case, rate)
-            results.add(slowdown.NAME, cpu, slowdown.bare(case), 1.0)
+            results.add(slowdown.NAME, cpu, interleaved.bare(case), 1.0)
             results.add(slowdown.NAME, cpu, case, 100.0 / rate)
     return results
 
@@ -130,7 +131,7 @@ def test_what_noise_can_explain_is_neither_reached_nor_missed() -> None:
     rounds = {slowdown.DEFAULT: (1, 21, 11, 2, 20, 12, 10, 13), slowdown.PERF: (10,) * 8}
     for case, percents in rounds.items():
         for rate in noisy(*percents):
-            results.add(slowdown.NAME, "churn", slowdown.bare(case), 100.0)
+            results.add(slowdown.NAME, "churn", interleaved.bare(case), 100.0)
             results.add(slowdown.NAME, "churn", case, rate)
     found = target(results, "default capture: at most 1.0")
     assert (found.reached, found.unclear) == (None, True), "11.5 against 10, give or take 3"
@@ -157,7 +158,7 @@ def test_targets_of_fields_changes_and_records() -> None:
     assert reached(results, "3 times its fields") is False
     for case, lost_us in ((slowdown.DEFAULT, 1.0), (slowdown.ALL, 1.1)):
         for _ in range(4):
-            results.add(slowdown.NAME, slowdown.LOST_TIME, case, lost_us)
+            results.add(slowdown.NAME, interleaved.LOST_TIME, case, lost_us)
             results.add(slowdown.NAME, "lost", case, 0)
     assert reached(results, "as cheap a record") is False
     assert reached(results, "and none lost") is True

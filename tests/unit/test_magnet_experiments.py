@@ -13,7 +13,7 @@ import pytest
 
 from formats.base.cli import run
 from formats.base.errors import DamagedError, FileError, UsageError
-from scripts.benchmark import slowdown
+from scripts.experiments import interleaved
 from scripts.experiments.figure import Figure, Value, table_of
 from scripts.experiments.results import Results
 from scripts.experiments.student import change, interval
@@ -42,10 +42,10 @@ def made(times: dict[str, float] | None = None) -> Results:
         for number in range(3):
             for work in TRANSFERS:
                 longer = (times or {}).get(case, 1.001) * (1 + 0.0001 * (number - 1))
-                for subject in (work, slowdown.cpu_subject(work)):
+                for subject in (work, interleaved.cpu_subject(work)):
                     results.add(overhead.NAME, subject, case, 1 / longer)
-                    results.add(overhead.NAME, subject, slowdown.bare(case), 1)
-            for subject in ("records", "lost", "bytes", slowdown.READER):
+                    results.add(overhead.NAME, subject, interleaved.bare(case), 1)
+            for subject in ("records", "lost", "bytes", interleaved.READER):
                 results.add(overhead.NAME, subject, case, 0 if case == overhead.OFF else 7)
     for case in (SLOW, FAST, *loss.FLOODS, *loss.TINY.values()):
         lost = 5 if case in loss.TINY.values() else 0

@@ -17,9 +17,10 @@ from collector.writer.stream import STREAMS
 from formats.base.control import Change, EndReason
 from formats.base.errors import FileError, UsageError
 from formats.base.segments import find_segments, hidden, name_segment, parse_name
+from formats.psc.pieces import look
 from formats.psc.reader import open_capture
 from formats.verify import verify_file
-from tests.unit.segment_maker import CPUS, Maker, index_of, make
+from tests.unit.segment_maker import CPUS, LOCATION, Maker, index_of, make
 
 
 @pytest.mark.parametrize("lose", [0, 3])
@@ -72,6 +73,17 @@ def test_a_segment_is_hidden_until_it_has_its_end(tmp_path: Path) -> None:
     (path,) = maker.paths
     assert path.name[0] != "." and stat.S_IMODE(path.stat().st_mode) == 0o640
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o750
+
+
+def test_a_segment_may_be_sealed_while_it_is_read(tmp_path: Path) -> None:
+    *_, sealed = make(tmp_path / "out", 2, 10)
+    part = sealed.with_name(hidden(sealed.name))
+    sealed.rename(part)
+    header = look(part).header
+    with open_capture(tmp_path / "out") as capture:
+        part.rename(sealed)
+        assert (capture.column("location") == LOCATION).sum() == CPUS * 2 * 10
+    assert look(part).header == header
 
 
 def test_a_killed_capture_leaves_a_segment_with_an_unknown_tail(tmp_path: Path) -> None:
