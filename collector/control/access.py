@@ -21,6 +21,7 @@ from formats.base.errors import FileError, PrivilegeError, TcpkmonError, UsageEr
 FOLDER = "/run/tcpkmon"
 _NAME = re.compile(r"([1-9][0-9]{0,9})\.(sock|status|owner|name)", re.ASCII)
 _MOST_NAME_BYTES = 512
+_NAMELESS = "capture"
 _BACKLOG = 16
 _SO_PEERGROUPS = 59
 _FEW_GROUPS, _MOST_GROUPS = 64, 65536  # NGROUPS_MAX
@@ -84,6 +85,11 @@ def owner_path(control: Path) -> Path:
 def name_path(control: Path) -> Path:
     """Where the capture's name is, for everybody, beside a control socket."""
     return control.with_suffix(".name")
+
+
+def own_name(name: str | None, output: object) -> str:
+    """The name of a capture: what the daemon calls it, else the last part of its output's path."""
+    return str(name or Path(str(output or _NAMELESS)).name or _NAMELESS)
 
 
 def write_name(control: Path, name: str) -> None:

@@ -11,18 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from collector.control.access import read_name
+from collector.control.access import own_name, read_name
 from collector.control.client import Client, Collector, find_collectors
 from formats.base.errors import TcpkmonError, UsageError
 
 _HOW_TO_START = "start one: sudo collect -o FILE; its help says what else can be recorded"
 _ASK_S = 2.0
-_NAMELESS = "capture"
-
-
-def own_name(name: str | None, output: object) -> str:
-    """The name of a capture: what the daemon calls it, else the last part of its output's path."""
-    return str(name or Path(str(output or _NAMELESS)).name or _NAMELESS)
 
 
 def named(folder: Path | None = None) -> dict[str, Collector]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from collector.control.choosing import own_name
+from collector.control.access import own_name
 from collector.control.server import ControlServer
 from collector.linux.privileges import User
 from collector.plan.request import Request

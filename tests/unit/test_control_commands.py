@@ -15,8 +15,8 @@ import pytest
 
 from collector.commands import status
 from collector.commands.tcpkmon import command
-from collector.control.access import read_name
-from collector.control.choosing import choose, named, own_name
+from collector.control.access import own_name, read_name
+from collector.control.choosing import choose, named
 from collector.control.client import Client, find_collectors
 from collector.control.server import ControlServer
 from formats.base.cli import run
