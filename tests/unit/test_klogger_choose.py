@@ -59,6 +59,11 @@ def log(tmp_path: Path) -> Path:
         (["f>=9223372036854775808", "a=0"], [5]),
         (["pid=5", "how=RR"], []),
         (["text= ab "], [6]),
+        (["pid == 5 or pid == -5"], [2, 3, 4]),
+        (["not pid == 5"], [3]),
+        (["pid + 1 > 5 and pid < 6k"], [2, 4]),
+        (["how == RR or how > 8"], [5, 6]),
+        (['text == "ab" or addr == "::1"'], [5, 6]),
     ],
 )
 def test_conditions(log: Path, conditions: list[str], expected: list[int]) -> None:
@@ -74,8 +79,12 @@ def test_conditions(log: Path, conditions: list[str], expected: list[int]) -> No
         (["text<b"], "can be = or != only"),
         (["addr=localhost"], "no address"),
         (["pid=" + "9" * 100], "too large"),
-        (["pid"], "no condition"),
-        (["=5"], "no condition"),
+        (["pid"], "expected a condition here, found a number"),
+        (["=5"], "expected a name"),
+        (["how == 2 and text"], "found a text"),
+        (["pid == 5 or how == RR"], "no event has all of these fields"),
+        (["pid == 5 or pidd == 6"], "no event has a field 'pidd'"),
+        (["how < 5 or text < \"b\""], "texts are compared by == and !="),
     ],
 )
 def test_conditions_that_cannot_be_are_refused(log: Path, conditions: list[str], why: str) -> None:
