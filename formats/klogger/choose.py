@@ -143,10 +143,12 @@ class _EventScope(Scope):
         def get(rows: _Records) -> Found:
             values = rows.batch.rows(rows.event, rows.at)[name]
             if text is None:
-                return native(values), True
+                numbers = native(values)
+                return numbers, field.none is None or numbers != field.none
             listed = values.tolist()
             texts = {value: text(value) for value in set(listed)}
-            return np.array([texts[value] for value in listed], object), True
+            found = np.array([texts[value] for value in listed], object)
+            return found, np.array([one is not None for one in found.tolist()], np.bool_)
 
         return Value("number" if text is None else "text", get)
 

@@ -92,6 +92,14 @@ def test_conditions_that_cannot_be_are_refused(log: Path, conditions: list[str],
         serials(log, *conditions)
 
 
+def test_null_fulfils_no_condition(tmp_path: Path) -> None:
+    maker = LogMaker("event PING { uint rtt // @none4294967295\n string8 name // @none0\n }")
+    maker.add("PING", {"rtt": 5, "name": "a"}).add("PING", {"rtt": 2**32 - 1, "name": ""})
+    path = maker.add("KLOGGER_FINISH").write(tmp_path / "log")
+    for condition in ("rtt>1", "rtt != 4", "not rtt == 6", "name!=b", 'rtt > 1 or name == "a"'):
+        assert serials(path, condition) == [2], condition
+
+
 def test_events_and_times(log: Path) -> None:
     assert serials(log, events=("SCHEDOUT",)) == [2, 3]
     assert serials(log, "pid=5", events=("SCHEDOUT",)) == [2]
