@@ -2,5 +2,6 @@
 """Shows a capture (formats.psc) as text, xgraph files, figures, or in the terminal."""
 
 __all__ = [
-    "connections", "figure", "gaps", "options", "pages", "quantities", "terminal", "text", "xgraph",
+    "connections", "figure", "gaps", "options", "pages", "quantities", "terminal", "text",
+    "together", "xgraph",
 ]  # fmt: skip
