@@ -53,7 +53,7 @@ def command(command: tuple[str, ...], **values: Any) -> int:
         if name in options:
             options[name] = make_part(kind, options[name])
     request = make_request(
-        filters, {"output": "", **options, "command": command, "arguments": tuple(sys.argv[1:])}
+        filters, {"output": "-", **options, "command": command, "arguments": tuple(sys.argv[1:])}
     )
     if "output" not in options:
         is_folder = request.rotation is not None or request.recorder is not None

@@ -37,8 +37,9 @@ FORMATS = ("perl", "json", "csv", "spreadsheet", "parquet")
 @click.option("--since", metavar="TIME", help="Only records of this time or later.")
 @click.option("--until", metavar="TIME", help="Only records of this time or earlier.")
 @click.option("--where", "conditions", metavar="FIELD=VALUE", multiple=True,
-              help="Only records whose field has this value; also !=, <, <=, > and >=. Of several "
-              "all must hold. Events that lack the field are left out.")
+              help="Only records whose field has this value; also !=, <, <=, > and >=, and "
+              "conditions such as 'pid == 5 or pid == 7'. Of several all must hold. Events that "
+              "lack the field are left out.")
 @click.option("--time", "clock", type=click.Choice(CLOCKS), default="mono", show_default=True,
               help="How times are written: in seconds since 1970, as UTC, in seconds since logging "
               "began, or as CLOCK_MONOTONIC in ns.")

@@ -4,49 +4,63 @@
 from __future__ import annotations
 
 import ipaddress
-import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.base.errors import UsageError
+from formats.base.expressions import (
+    ExpressionError,
+    Mistake,
+    Name,
+    Node,
+    Number,
+    Operation,
+    Text,
+    parse_assertion,
+)
+from formats.conditions import Found, Scope, Value, constant, names_in
 from formats.klogger.batch import LogBatch
 from formats.klogger.clock import LogClock, Moment
 from formats.klogger.table import LogEvent, LogField, LogFormat, native
 from formats.schema import suggest
 
-_CONDITION = re.compile(r"\s*([^\s=<>!]+)\s*(!=|<=|>=|==|=|<|>)(.*)", re.DOTALL)
-_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "=": operator.eq,
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+_COMPARISON = re.compile(r"\s*([^\s=<>!]+)\s*(!=|<=|>=|==|=|<|>)(.*)", re.DOTALL)
+_NO_WORD = re.compile(r"[\s\"()]")
 
 
 @dataclass(frozen=True)
 class Condition:
-    """FIELD OPERATOR VALUE of --where; `text` is the whole of it."""
+    """A condition of --where: `node`; or where it is None, FIELD OPERATOR VALUE as they stand."""
 
     text: str
-    field: str
-    sign: str
-    value: str
+    node: Node | None
+    field: str = ""
+    sign: str = ""
+    value: str = ""
 
 
 def parse_condition(text: str) -> Condition:
-    """A condition of --where, as FIELD=VALUE, !=, <, <=, > or >=. Raises UsageError."""
-    match = _CONDITION.fullmatch(text)
-    if match is None:
-        raise UsageError(f"no condition: '{text}'", "give FIELD=VALUE, or !=, <, <=, >, >=")
-    return Condition(text, match[1], match[2], match[3].strip())
+    """FIELD=VALUE, or !=, <, <=, > or >=, of which a text VALUE has no quotes; or a condition in
+    the language of docs/conditions.md. UsageError."""
+    match = _COMPARISON.fullmatch(text)
+    plain = None
+    if match is not None:
+        sign = "==" if match[2] == "=" else match[2]
+        plain = Condition(text, None, match[1], sign, match[3].strip())
+        if not _NO_WORD.search(plain.value):
+            return plain
+    try:
+        return Condition(text, parse_assertion(text).node)
+    except Mistake as mistake:
+        if plain is None:
+            raise ExpressionError([(text, mistake)]) from None
+        return plain
 
 
 @dataclass(frozen=True)
@@ -99,59 +113,108 @@ class Choice:
 ALL = Choice()
 
 
+class _Records(NamedTuple):
+    """An event's records at these places of a batch."""
+
+    batch: LogBatch
+    event: LogEvent
+    at: NDArray[np.int64]
+
+
+class _EventScope(Scope):
+    """The fields of an event, and the names of its log's enums."""
+
+    what = "an event"
+
+    def __init__(self, log: LogFormat, event: LogEvent) -> None:
+        super().__init__()
+        self._log, self._event = log, event
+
+    def name(self, node: Name) -> Value:
+        name, field = node.text, self._event.find_field(node.text)
+        if field is None:
+            enums = self._log.enums.values()
+            numbers = {n for values in enums for n, value in values.items() if value == name}
+            if len(numbers) == 1:
+                return constant(Fraction(numbers.pop()))
+            return self.add(f"'{name}' is a value of several enums: write its number", node.at)
+        text = None if field.kind in ("int", "enum") else self._log.converter(field)
+
+        def get(rows: _Records) -> Found:
+            values = rows.batch.rows(rows.event, rows.at)[name]
+            if text is None:
+                numbers = native(values)
+                return numbers, field.none is None or numbers != field.none
+            listed = values.tolist()
+            texts = {value: text(value) for value in set(listed)}
+            found = np.array([texts[value] for value in listed], object)
+            return found, np.array([one is not None for one in found.tolist()], np.bool_)
+
+        return Value("number" if text is None else "text", get)
+
+
 def _check(condition: Condition, among: Sequence[tuple[LogFormat, LogEvent]]) -> None:
-    """Raise UsageError unless an event has the field and the field can have the value."""
-    why = ""
+    """Raise UsageError unless an event has the fields and these can have the values."""
+    known = {field.name for _, event in among for field in event.fields}
+    values = {name for log, _ in among for enum in log.enums.values() for name in enum.values()}
+    for name in _names(condition):
+        if name not in known | values:
+            near = suggest(name, known)
+            raise UsageError(f"'{condition.text}': no event has a field '{name}'{near}")
+    why = UsageError(f"'{condition.text}': no event has all of these fields")
     for log, event in among:
+        try:
+            if _compile(condition, log, event) is not None:
+                return
+        except UsageError as error:
+            why = error
+    raise why
+
+
+def _names(condition: Condition) -> list[str]:
+    if condition.node is None:
+        return [condition.field]
+    return [name.text for name in names_in(condition.node)]
+
+
+def _compile(condition: Condition, log: LogFormat, event: LogEvent) -> Value | None:
+    """None: the event lacks a field. UsageError where it cannot have the value."""
+    values = {name for enum in log.enums.values() for name in enum.values()}
+    if any(event.find_field(name) is None and name not in values for name in _names(condition)):
+        return None
+    scope, node = _EventScope(log, event), condition.node
+    if node is None:
         field = event.find_field(condition.field)
         if field is None:
-            continue
-        try:
-            _wanted(log, field, condition)
-            return
-        except UsageError as error:
-            why = error.message
-    if why:
-        raise UsageError(why)
-    names = {field.name for _, event in among for field in event.fields}
-    raise UsageError(
-        f"'{condition.text}': no event has a field '{condition.field}'"
-        f"{suggest(condition.field, names)}"
-    )
+            return None
+        node = Operation(0, condition.sign, (Name(0, field.name), _wanted(log, field, condition)))
+    value = scope.want("bool", node)
+    if scope.mistakes:
+        raise ExpressionError([(condition.text, mistake) for mistake in scope.mistakes])
+    return value
 
 
 def _test(
     condition: Condition, batch: LogBatch, event: LogEvent, at: NDArray[np.int64]
 ) -> NDArray[np.bool_] | bool:
-    field = event.find_field(condition.field)
-    if field is None:
-        return False
     try:
-        wanted = _wanted(batch.format, field, condition)
+        value = _compile(condition, batch.format, event)
     except UsageError:  # another event has a field of this name that can have the value
         return False
-    compare = _OPERATORS[condition.sign]
-    values = batch.rows(event, at)[field.name]
-    if isinstance(wanted, int):
-        found: NDArray[np.bool_] = compare(native(values), wanted)
-        return found
-    text = batch.format.converter(field)
-    assert text is not None
-    listed = values.tolist()
-    right = {value: compare(text(value), wanted) for value in set(listed)}
-    return np.array([right[value] for value in listed], np.bool_)
+    found: NDArray[np.bool_] | bool = value is not None and value.holds(_Records(batch, event, at))
+    return found
 
 
-def _wanted(log: LogFormat, field: LogField, condition: Condition) -> int | str:
+def _wanted(log: LogFormat, field: LogField, condition: Condition) -> Number | Text:
     """The value to compare with: a number, or the text that decoding prints."""
     value = condition.value
     if field.kind in ("int", "enum"):
         if field.kind == "enum":
             for number, name in log.enums.get(field.type, {}).items():
                 if name == value:
-                    return number
-        return _number(condition, field)
-    if condition.sign not in ("=", "==", "!="):
+                    return Number(0, Fraction(number), False)
+        return Number(0, Fraction(_number(condition, field)), False)
+    if condition.sign not in ("==", "!="):
         raise UsageError(f"'{condition.text}': '{field.name}' can be = or != only")
     if field.kind == "address":
         try:
@@ -159,8 +222,8 @@ def _wanted(log: LogFormat, field: LogField, condition: Condition) -> int | str:
         except ValueError as error:
             raise UsageError(f"'{condition.text}': '{value}' is no address") from error
         mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-        return str(mapped or address)
-    return value.lower() if field.kind == "bytes" else value
+        return Text(0, str(mapped or address))
+    return Text(0, value.lower() if field.kind == "bytes" else value)
 
 
 def _number(condition: Condition, field: LogField) -> int:

@@ -30,8 +30,8 @@ from tests.unit.why_capture import write_capture
 
 CORPUS = Path(__file__).parent / "corpus"
 KINDS = (
-    "psc", "klogger", "magnet", "schema", "control", "trigger", "assertion", "fail-if", "lines",
-    "segments", "folders", "archive", "index",
+    "psc", "klogger", "magnet", "schema", "control", "trigger", "assertion", "fail-if", "where",
+    "lines", "segments", "folders", "archive", "index",
     "config", "daemon", "worker", "answer",
 )  # fmt: skip
 REQUESTS: tuple[object, ...] = (
@@ -93,6 +93,12 @@ TRIGGERS = (
     "all: stall > 200ms and not (lport == 80 or -snd_cwnd / mss < 2.5k)", "zero_window for 1s",
     "state == TCP_CLOSE_WAIT and time_ns - srtt_us != 1us + 2",
 )  # fmt: skip
+WHERE = (
+    "pid=5", "how=RR", "addr=::1", "raw=AB00", "text!=two words", "pid == 5 or not pid < 0x7",
+    'how == RR and (text == "ab" or f >= 9223372036854775808)', "a + b * c / d > 3k",
+)  # fmt: skip
+TEXTS = {"trigger": TRIGGERS, "assertion": ASSERTIONS, "fail-if": FAIL_IF, "where": WHERE}
+
 
 
 def seeds(kind: str) -> dict[str, bytes]:
@@ -274,14 +280,8 @@ def _texts(kind: str) -> Iterator[tuple[str, bytes]]:
         for path in sorted((ROOT / "bpf" / "schemata").glob("*.conf")):
             if path.stat().st_size < 6000:
                 yield path.stem, path.read_bytes()
-    elif kind == "trigger":
-        for number, text in enumerate(TRIGGERS):
-            yield str(number), text.encode()
-    elif kind == "assertion":
-        for number, text in enumerate(ASSERTIONS):
-            yield str(number), text.encode()
-    elif kind == "fail-if":
-        for number, text in enumerate(FAIL_IF):
+    elif kind in TEXTS:
+        for number, text in enumerate(TEXTS[kind]):
             yield str(number), text.encode()
     else:
         yield "zero", bytes(8)

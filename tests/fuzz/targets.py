@@ -543,6 +543,34 @@ def assertion(data: bytes) -> None:
     assert found[0].ok <= (not found[0].failed)
 
 
+@cache
+def _log(owner: int) -> Path:
+    from tests.unit.klogger_samples import LogMaker
+
+    maker = LogMaker()
+    maker.add("SCHEDOUT", {"pid": 5}).add("SCHEDOUT", {"pid": -5}).add("COUNTED", {"pid": 7})
+    maker.add("EVERY", {"how": "RR", "text": "abc", "f": 1 << 63, "addr": bytes(15) + b"\1"})
+    return maker.add("KLOGGER_FINISH").write(_folder(owner) / "where.log")
+
+
+def where(data: bytes) -> None:
+    """A condition on a log's events is refused in words, or it chooses among them."""
+    from formats.base.errors import UsageError
+    from formats.klogger.choose import Choice, parse_condition
+    from formats.klogger.logs import Logs
+    from formats.klogger.reader import LogReader
+
+    text = data.decode(errors="surrogateescape")
+    with LogReader(_log(os.getpid())) as reader:
+        try:
+            choice = Choice(conditions=(parse_condition(text),))
+            [(_, records)] = Logs([reader], choice, "mono").streams()
+        except UsageError as error:
+            assert error.lines()
+            return
+        assert sum(len(batch) for batch, _ in records) <= 5
+
+
 def fail_if(data: bytes) -> None:
     """A condition is refused with places in its text, or it is judged."""
     from formats.analysis.diff import compare, judge, parse_conditions
@@ -867,6 +895,7 @@ TARGETS = {
     "answer": Target("answer", 20, answer),
     "assertion": Target("assertion", 20, assertion),
     "fail-if": Target("fail-if", 20, fail_if),
+    "where": Target("where", 20, where),
     "diff-psc": Target("psc", 10, compared),
     "diff-klogger": Target("klogger", 10, compared),
     "lines": Target("lines", 20, lines, in_c=True),

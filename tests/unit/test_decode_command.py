@@ -107,7 +107,7 @@ def test_damage_is_told_and_the_good_part_decoded(
     ("args", "code", "why"),
     [
         (["--event", "SCHEDOT"], 2, "did you mean 'SCHEDOUT'"),
-        (["--where", "pid"], 2, "no condition"),
+        (["--where", "pid=x"], 2, "expected a number"),
         (["--since", "now"], 2, "no time"),
         (["--format", "parquet"], 2, "parquet needs -o"),
         (["--format", "parquet", "-o", "x.parquet"], 2, "one event only"),

@@ -59,6 +59,11 @@ def log(tmp_path: Path) -> Path:
         (["f>=9223372036854775808", "a=0"], [5]),
         (["pid=5", "how=RR"], []),
         (["text= ab "], [6]),
+        (["pid == 5 or pid == -5"], [2, 3, 4]),
+        (["not pid == 5"], [3]),
+        (["pid + 1 > 5 and pid < 6k"], [2, 4]),
+        (["how == RR or how > 8"], [5, 6]),
+        (['text == "ab" or addr == "::1"'], [5, 6]),
     ],
 )
 def test_conditions(log: Path, conditions: list[str], expected: list[int]) -> None:
@@ -74,13 +79,25 @@ def test_conditions(log: Path, conditions: list[str], expected: list[int]) -> No
         (["text<b"], "can be = or != only"),
         (["addr=localhost"], "no address"),
         (["pid=" + "9" * 100], "too large"),
-        (["pid"], "no condition"),
-        (["=5"], "no condition"),
+        (["pid"], "expected a condition here, found a number"),
+        (["=5"], "expected a name"),
+        (["how == 2 and text"], "found a text"),
+        (["pid == 5 or how == RR"], "no event has all of these fields"),
+        (["pid == 5 or pidd == 6"], "no event has a field 'pidd'"),
+        (["how < 5 or text < \"b\""], "texts are compared by == and !="),
     ],
 )
 def test_conditions_that_cannot_be_are_refused(log: Path, conditions: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         serials(log, *conditions)
+
+
+def test_null_fulfils_no_condition(tmp_path: Path) -> None:
+    maker = LogMaker("event PING { uint rtt // @none4294967295\n string8 name // @none0\n }")
+    maker.add("PING", {"rtt": 5, "name": "a"}).add("PING", {"rtt": 2**32 - 1, "name": ""})
+    path = maker.add("KLOGGER_FINISH").write(tmp_path / "log")
+    for condition in ("rtt>1", "rtt != 4", "not rtt == 6", "name!=b", 'rtt > 1 or name == "a"'):
+        assert serials(path, condition) == [2], condition
 
 
 def test_events_and_times(log: Path) -> None:

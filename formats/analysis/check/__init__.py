@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Assertions on a capture: docs/check.md describes the language."""
 
-from formats.analysis.check.capture import Capture
+from formats.analysis.check.capture import Capture, share_of
 from formats.analysis.check.checking import Result, check, compile_assertions, measure
 from formats.analysis.check.output import as_dict, as_junit, as_lines, github_lines
 from formats.analysis.check.span import Proof, Span, find_span, write_span
@@ -23,5 +23,6 @@ __all__ = [
     "github_lines",
     "measure",
     "parse_where",
+    "share_of",
     "write_span",
 ]

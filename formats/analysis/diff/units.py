@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.check import fulfil
+from formats.analysis.check import fulfil, share_of
 from formats.analysis.diff.metrics import BY_NAME, METRICS, SHARED
 from formats.analysis.why.assemble import Table
 from formats.analysis.why.limits import FAMILY, LIMITS
@@ -75,17 +75,6 @@ def _times_of(table: Table, limit: str) -> Array:
 def _total_of(table: Table) -> Array:
     total: Array = np.sum([table[f"us_{name}"].astype(np.float64) for name in LIMITS], axis=0)
     return total
-
-
-def share_of(table: Table, limit: str) -> Array:
-    """(n,) of each connection's time, 0 to 1; NaN without time."""
-    return _ratio(_times_of(table, limit), _total_of(table))
-
-
-def _ratio(one: Array, other: Array) -> Array:
-    with np.errstate(all="ignore"):
-        found: Array = np.where(other > 0, one / other, np.nan)
-    return found
 
 
 def values_by_connection(table: Table | None, flows: Flows | None) -> dict[str, Array]:
