@@ -23,14 +23,13 @@ import numpy as np
 from formats.base.closing import Closing
 from formats.base.control import EndReason
 from formats.base.errors import DamagedError, TcpkmonError, UsageError
-from formats.base.limits import MOST_DAMAGE
 from formats.base.segments import place_of
 from formats.klogger.batch import LogBatch
 from formats.klogger.losses import FINISH, START
 from formats.klogger.merge import check_alike
 from formats.klogger.overlap import Overlap
 from formats.klogger.reader import BATCH_RECORDS
-from formats.klogger.source import Source
+from formats.klogger.source import Damage, Source
 from formats.klogger.table import LogFormat
 
 Open = Callable[[Path], Source]
@@ -57,7 +56,7 @@ class Losses:
         return f"{self.lost} events lost, in {self.files} segment(s)" if self.lost else ""
 
 
-class Chain(Closing):
+class Chain(Closing, Damage):
     """A Source of several files, each of which is open only while it is read.
 
     path: what it is called for people. paths: in order, at least one; numbers: of these segments.
@@ -78,9 +77,8 @@ class Chain(Closing):
         self._numbers = frozenset(numbers)
         self._open = opener
         self._missing = missing
-        self.problems: list[DamagedError] = []
+        self._forget()
         self.losses = Losses()
-        self._total = 0
         self._tail = ""
         with self._first() as first:
             self.format: LogFormat = first.format
@@ -98,12 +96,6 @@ class Chain(Closing):
         """Nothing is open."""
 
     @property
-    def damage(self) -> str:
-        """The damage found so far, in one line; empty if there is none."""
-        more = self._total - len(self.problems)
-        return "; ".join([*map(str, self.problems), *([f"and {more} more"] if more else [])])
-
-    @property
     def tail(self) -> str:
         """What is unknown: missing segments, and the end; empty if nothing is."""
         return "; ".join(text for text in (self._missing, self._tail) if text)
@@ -118,7 +110,8 @@ class Chain(Closing):
 
     def batches(self, records: int = BATCH_RECORDS) -> Iterator[LogBatch]:
         """All records in order, with serials that go on over the files."""
-        self.problems, self.losses, self._total, self._tail = [], Losses(), 0, ""
+        self._forget()
+        self.losses, self._tail = Losses(), ""
         serial = dump = 0
         overlap = Overlap()
         before: int | None = None  # the segment before this one, if it was read to its end
@@ -173,7 +166,7 @@ class Chain(Closing):
     def _conclude(self, path: Path, reader: Source, again: int) -> None:
         """A file was read to its end. again: lost events of it that an earlier one counts."""
         losses = self.losses
-        self._total += max(0, len(reader.problems) - 1)
+        self._more += max(0, len(reader.problems) - 1)
         for problem in reader.problems[:1]:
             self._note(DamagedError(f"{_name(path)}: {problem}"))
         gaps, told = (max(0, count - again) for count in reader.losses.counted)
@@ -187,11 +180,6 @@ class Chain(Closing):
         elif is_last and reader.losses.goes_on:
             self._tail = f"tail unknown: another file follows {_name(path)}; it is not here"
             losses.complete, losses.goes_on = False, True
-
-    def _note(self, problem: DamagedError) -> None:
-        self._total += 1
-        if len(self.problems) < MOST_DAMAGE:
-            self.problems.append(problem)
 
 
 def _name(path: Path) -> str:

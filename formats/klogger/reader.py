@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from formats.base.errors import DamagedError, FileError, TcpkmonError
 from formats.base.files import InputFile
-from formats.base.limits import MOST_DAMAGE, MOST_LOG_HEADER_BYTES
+from formats.base.limits import MOST_LOG_HEADER_BYTES
 from formats.base.segments import has_earlier
 from formats.klogger.batch import LogBatch
 from formats.klogger.encode import (
@@ -24,6 +24,7 @@ from formats.klogger.encode import (
     PREAMBLE,
 )
 from formats.klogger.losses import Losses
+from formats.klogger.source import Damage
 from formats.klogger.table import RECORD_HEAD_BYTES, LogFormat
 from formats.klogger.walk import DumpHead, DumpWalk, list_bytes
 
@@ -34,7 +35,7 @@ _READ_BYTES = 1 << 20
 Data = bytes | memoryview
 
 
-class LogReader(InputFile):
+class LogReader(InputFile, Damage):
     """An open log. Raises FileError, or DamagedError for its header.
 
     header: as in the file. format: its events. cpu: the CPU whose records it holds. batches()
@@ -54,8 +55,7 @@ class LogReader(InputFile):
         except TcpkmonError:
             self.close()
             raise
-        self.problems: list[DamagedError] = []
-        self._problems_total = 0
+        self._forget()
         self.losses = Losses(self.format, self._follows)
         self.walked = self.walk()
 
@@ -95,12 +95,6 @@ class LogReader(InputFile):
             raise DamagedError("the header's byteorder is not that of its size")
 
     @property
-    def damage(self) -> str:
-        """The damage found so far, in one line; empty if there is none."""
-        more = self._problems_total - len(self.problems)
-        return "; ".join([*map(str, self.problems), *([f"and {more} more"] if more else [])])
-
-    @property
     def tail(self) -> str:
         """What is unknown: missing logs, and the end; empty if nothing is."""
         return "; ".join(text for text in (self._missing, self._tail) if text)
@@ -134,8 +128,7 @@ class LogReader(InputFile):
 
         Their encoded size is at most most_bytes, unless a single record is larger.
         """
-        self.problems = []
-        self._problems_total = 0
+        self._forget()
         self.losses = Losses(self.format, self._follows)
         self._last_serial = 0
         self.walked = self.walk()
@@ -155,11 +148,6 @@ class LogReader(InputFile):
             self._note(error)
         for found in self.walked.damage:
             self._note(found)
-
-    def _note(self, problem: DamagedError) -> None:
-        self._problems_total += 1
-        if len(self.problems) < MOST_DAMAGE:
-            self.problems.append(problem)
 
     def _open_body(self, head: DumpHead, most_bytes: int) -> Callable[[int, int], Data]:
         """Check a dump's checksum; returns read(offset in the file, size). Buffers a small dump."""

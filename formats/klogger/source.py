@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from formats.base.errors import DamagedError
+from formats.base.limits import MOST_DAMAGE
 from formats.klogger.batch import LogBatch
 from formats.klogger.table import LogFormat
 
@@ -34,6 +35,29 @@ class Missing(Protocol):
     def goes_on(self) -> bool: ...
 
     def describe(self) -> str: ...
+
+
+class Damage:
+    """Of what is read: `problems` are the first MOST_DAMAGE."""
+
+    problems: list[DamagedError]
+    _more = 0
+
+    def _forget(self) -> None:
+        """It is read anew."""
+        self.problems, self._more = [], 0
+
+    def _note(self, problem: DamagedError) -> None:
+        if len(self.problems) < MOST_DAMAGE:
+            self.problems.append(problem)
+        else:
+            self._more += 1
+
+    @property
+    def damage(self) -> str:
+        """The damage found so far, in one line; empty if there is none."""
+        more = [f"and {self._more} more"] if self._more else []
+        return "; ".join([*map(str, self.problems), *more])
 
 
 class Source(AbstractContextManager["Source"], Protocol):

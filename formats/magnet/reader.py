@@ -20,7 +20,7 @@ from formats.base.errors import DamagedError, TcpkmonError, UsageError
 from formats.base.segments import find_capture, has_earlier, order, place_of
 from formats.klogger.batch import LogBatch
 from formats.klogger.chain import Chain
-from formats.klogger.source import Source
+from formats.klogger.source import Damage, Source
 from formats.klogger.table import NUMBERS, LogEvent, LogField, LogFormat
 from formats.magnet.control import END, LEDGER, POINT_COUNTERS, points_of
 from formats.magnet.header import Kind, MagnetFile
@@ -87,7 +87,7 @@ class Losses:
 
 
 @dataclass
-class MagnetReader(Closing):
+class MagnetReader(Closing, Damage):
     """An open MAGNeT file; see LogReader, whose attributes it has. Closing it closes the file."""
 
     file: MagnetFile
@@ -98,7 +98,6 @@ class MagnetReader(Closing):
         self.header = self.file.header
         self.format = make_format(self.file)
         self.cpu = 0
-        self._total = 0
 
     @property
     def path(self) -> Path:
@@ -117,12 +116,6 @@ class MagnetReader(Closing):
                 f"{self.path} is no array of records of {size} bytes",
                 "give its layout: --bits, --data",
             )
-
-    @property
-    def damage(self) -> str:
-        """The damage found so far, in one line; empty if there is none."""
-        more = self._total - len(self.problems)
-        return "; ".join([*map(str, self.problems), *([f"and {more} more"] if more else [])])
 
     @property
     def tail(self) -> str:
@@ -149,7 +142,8 @@ class MagnetReader(Closing):
         """
         file, walk = self.file, Walk(self.file)
         follows = has_earlier(self.header.get("settings"))
-        self.problems, self.losses = [], Losses(follows=follows)
+        self._forget()
+        self.losses = Losses(follows=follows)
         is_known = self.format.payload_sizes >= 0
         kinds, serial = file.data_kinds(), 1
         try:
@@ -177,11 +171,12 @@ class MagnetReader(Closing):
                     some = slice(low, low + records)
                     yield self._batch(rows[some], serials[some], kinds)
         except DamagedError as error:  # the file became shorter
-            self.problems.append(error)
+            self._note(error)
         self.losses.complete = walk.ended
         size = file.layout.size
-        self.problems += [DamagedError(what, offset=at * size) for at, what in walk.problems]
-        self._total = len(self.problems) + walk.total - len(walk.problems)
+        for at, what in walk.problems:
+            self._note(DamagedError(what, offset=at * size))
+        self._more += walk.total - len(walk.problems)
 
     def _batch(self, rows: Any, serials: Any, kinds: Any) -> LogBatch:
         codes, count = rows["event"].astype(np.uint16), len(rows)

@@ -170,6 +170,13 @@ def test_records_after_the_last_ledger_are_told(tmp_path: Path) -> None:
     assert report.verdict == "tail unknown (2 lost before)"
 
 
+def test_records_after_the_final_ledger_are_found(tmp_path: Path) -> None:
+    build = clean_log().ledger(final=True).log("SCHEDIN", pid=1)
+    report = check(build.data(), tmp_path / NAME)
+    assert report.exit_code == 5
+    assert "records follow the final ledger" in problems(report)
+
+
 def test_an_end_without_a_final_ledger_is_found(tmp_path: Path) -> None:
     build = clean_log().base("KLOGGER_FINISH", reason=0).end_dump()
     report = check(build.data(), tmp_path / NAME)

@@ -57,28 +57,19 @@ def _programs(batch: LogBatch, count: int) -> list[str]:
     return [bytes(text).split(b"\0", 1)[0].decode("utf-8", "backslashreplace") for text in rows]
 
 
-@dataclass
-class SoFar:
-    """What the file holds before a ledger.
-
-    entry: the ledger's first record; kernel: how many records are the kernel's; highest: the serial
-    of the last of these, as the kernel gave it out.
-    """
-
-    entry: int
-    kernel: int
-    highest: int
-
-
 class Gathered:
     """The ledger's records of one dump, as numbers.
 
+    entry: the first of them; kernel: how many records before it are the kernel's; highest: the
+    serial of the last of these, as the kernel gave it out.
     events: (n, 1 + counters) the event's number, COUNTERS; cpu: (n, counters) CPU_COUNTERS;
     programs: PROGRAM_COUNTERS by name; finals: what they say of being the last of the log.
     """
 
-    def __init__(self, before: SoFar) -> None:
-        self.before = before
+    def __init__(self, entry: int, kernel: int, highest: int) -> None:
+        self.entry = entry
+        self.kernel = kernel
+        self.highest = highest
         self.events: I64 = np.zeros((0, 1 + len(COUNTERS)), np.int64)
         self.cpu: I64 = np.zeros((0, len(CPU_COUNTERS)), np.int64)
         self.programs: dict[str, list[int]] = {}
@@ -160,16 +151,16 @@ class LogLedger(Ledger):
         self.gathered = gathered
         self._name = name
         self._names = programs
-        self.before = gathered.before
+        self.kernel = gathered.kernel
         events, cpu = gathered.events, gathered.cpu[-1:]
         is_known = np.array([name(point) is not None for point in range(NUMBERS)])
         inside = events[(events[:, 0] >= 0) & (events[:, 0] < NUMBERS)]
         rows = inside[is_known[inside[:, 0]]]
         points = sorted_table(COUNTERS, rows[:, 0], rows[:, 1:].astype(np.uint64))
-        self.lacks_cpu = not len(cpu) and bool(self.before.kernel or points["written"].any())
+        self.lacks_cpu = not len(cpu) and bool(self.kernel or points["written"].any())
         cpus = sorted_table(CPU_COUNTERS, np.zeros(len(cpu), np.int64), cpu.astype(np.uint64))
         super().__init__(
-            self.before.entry, stop, number, gathered.finals == {1}, points,
+            gathered.entry, stop, number, gathered.finals == {1}, points,
             None if self.lacks_cpu else cpus, programs.table(gathered.programs),
         )  # fmt: skip
 
@@ -195,7 +186,7 @@ class LogLedger(Ledger):
     def is_quiet(self) -> bool:
         """Whether nothing was ever attempted on this CPU."""
         told = self.points.values.any() or self.cpu_rows.values.any()
-        return not (told or self.before.kernel)
+        return not (told or self.kernel)
 
     def check_form(self, problems: Problems) -> bool:
         """The dump holds one ledger of each event that there is; False if its numbers cannot be."""
@@ -217,11 +208,10 @@ class LogLedger(Ledger):
     def check_serials(self, problems: Problems) -> None:
         """The kernel's serials that are missing from the file are the losses that had taken one."""
         serials, lost = self.of_cpu("serials"), self.lost_numbered
-        if self.before.highest > serials:
-            highest = self.before.highest
+        if (highest := self.gathered.highest) > serials:
             what = f"serial {highest} of the kernel in the file, but only {serials} given out"
             problems.add(self.index, what)
-        missing = serials - self.before.kernel
+        missing = serials - self.kernel
         if self.final and missing != lost:
             what = f"{missing} serials are missing, the ledger counts {lost} of them lost"
             problems.add(self.index, what)

@@ -23,7 +23,6 @@ from formats.verify.klogger.books import (
     Gathered,
     LogLedger,
     Serials,
-    SoFar,
     integers,
 )
 from formats.verify.klogger.clock import CLOCK, ClockEvents
@@ -160,7 +159,7 @@ class _Decoder(Decoder):
         ledger.is_base = self.previous is not None and dump.index == 0
         if ledger.is_base and ledger.is_sound:
             self._serials.kernel += int(ledger.points["in_file"].sum())
-            self._earlier = ledger.before.kernel = self._serials.kernel
+            self._earlier = ledger.kernel = self._serials.kernel
         if dump.kernel:
             what = "a dump that holds ledgers holds records of the kernel too"
             problems.add(ledger.index, what)
@@ -183,8 +182,7 @@ class _Decoder(Decoder):
         if not present.isdisjoint(LEDGERS):
             if dump.ledger is None:
                 yield Opening()
-                before = SoFar(first, self._serials.kernel, self._serials.highest)
-                dump.ledger = Gathered(before)
+                dump.ledger = Gathered(first, self._serials.kernel, self._serials.highest)
                 at = next(batch.where(name)[0] for name in LEDGERS if name in present)
                 dump.ledger_ns = int(batch.times_ns[at])
             dump.ledger.feed(batch, present)
@@ -278,7 +276,7 @@ class _Decoder(Decoder):
             row.cpu = self._reader.cpu
         if last is not None and not found.is_early:  # else some come in the next segment
             lost_before = self._serial - self._earlier
-            missing = last.of_cpu("serials") - last.before.kernel - lost_before
+            missing = last.of_cpu("serials") - last.kernel - lost_before
             report.seq_lost = max(report.seq_lost, missing)
         self._judge_aside()
         report.notes += self._pauses.notes()
