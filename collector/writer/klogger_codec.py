@@ -34,7 +34,7 @@ from collector.writer.codec import Codec, File, Frame, Segment, Show, Tail
 from collector.writer.function_names import FunctionNames
 from collector.writer.log_batch import LogBatch, copies
 from collector.writer.log_folder import LogFolder
-from collector.writer.log_tail import Place, open_log, open_log_segment
+from collector.writer.log_tail import LogState, open_log, open_log_segment
 from collector.writer.note import EVERY_CPU, FIRST_CPU, Note
 from collector.writer.output_file import Owner
 from collector.writer.segment_folder import LOG_SUFFIX
@@ -182,7 +182,7 @@ class KloggerCodec(Codec):
         header = _header(beginning.info, self._table, beginning.clock, segment.settings, cpu)
         data, last = _dump(self._log, 0, 0, own, self._clocks.now_ns())
         return Frame(
-            [encode_preamble(header) + data], Place(last, len(own) + 2, 1, before), len(own)
+            [encode_preamble(header) + data], LogState(last, len(own) + 2, 1, before), len(own)
         )
 
     def control(
@@ -192,13 +192,13 @@ class KloggerCodec(Codec):
         own = [note for note in notes if _is_for(note, file.cpu, cpus)]
         if not own:
             return None
-        at: Place = file.state
+        at: LogState = file.state
         data, last = _dump(self._log, at.last, at.dumps, own, mono_ns)
         return Frame([data], _behind(at, last, len(own) + 2), len(own))
 
     def records(self, file: File, batches: Sequence[LogBatch], first: int) -> Frame:
         (batch,) = batches
-        at: Place = file.state
+        at: LogState = file.state
         numbers, rows, start = self._payloads(batch.points, batch.rows)
         if self._names is not None:
             self._names.fill(numbers, rows, start)
@@ -230,9 +230,9 @@ class KloggerCodec(Codec):
         return numbers, moved.view(f"V{EVENT_HEAD_BYTES + size}")[:, 0], EVENT_HEAD_BYTES
 
 
-def _behind(at: Place, last: int, inserted: int) -> Place:
+def _behind(at: LogState, last: int, inserted: int) -> LogState:
     """A dump further."""
-    return Place(last, at.inserted + inserted, at.dumps + 1, at.before)
+    return LogState(last, at.inserted + inserted, at.dumps + 1, at.before)
 
 
 def _is_for(note: Note, cpu: int, cpus: Collection[int]) -> bool:

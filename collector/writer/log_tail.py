@@ -29,7 +29,7 @@ _FILE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
-class Place:
+class LogState:
     """Where a CPU's file is: its last serial, the base events and dumps in it. before: the last of
     the kernel's serials in earlier segments."""
 
@@ -90,7 +90,7 @@ def _open(folder: int, path: str, notes: LogNotes) -> Tail:
             if not is_own(os.fstat(fd), os.fstat(folder)):
                 raise FileError(f"{path}, CPU {cpu}: it is another user's, or has another name")
             _check(fd, note, f"{path}, CPU {cpu}")
-            at = Place(note.last, note.inserted, note.dumps, note.before)
+            at = LogState(note.last, note.inserted, note.dumps, note.before)
             files[cpu] = Left(fd, note.end_bytes, at, note.serial)
         undo.pop_all()
     return Tail(

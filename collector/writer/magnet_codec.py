@@ -54,7 +54,7 @@ Entry = MagnetBatch | dict[str, Any]
 
 
 @dataclass
-class Place:
+class MagnetState:
     """Where the file is: the records since the last control entry, and how many of these there
     are. before: entries in earlier files."""
 
@@ -118,7 +118,7 @@ class MagnetCodec(Codec):
             settings=segment.settings,
             schema=format_schema(info.schema),
         )
-        begin = Place(Block(self.unit), 0, written.entries)
+        begin = MagnetState(Block(self.unit), 0, written.entries)
         first = encode_header(header, packing.layout)
         entries = self._entries(segment.notes, written, pair.mono_ns)
         return self._frame(entries, begin, written, first)
@@ -140,24 +140,24 @@ class MagnetCodec(Codec):
         return [Check()] if file.state.block.count >= CHECK_RECORDS else ()
 
     def _frame(
-        self, entries: Sequence[Entry], at: Place, written: Written, first: bytes = b""
+        self, entries: Sequence[Entry], at: MagnetState, written: Written, first: bytes = b""
     ) -> Frame:
-        place, pieces = copy.deepcopy(at), [first]
+        after, pieces = copy.deepcopy(at), [first]
         records = written.entries - at.before
         batches = [entry for entry in entries if isinstance(entry, MagnetBatch)]
         for entry in entries:
             if isinstance(entry, MagnetBatch):
                 pieces.append(entry.entries.tobytes())
-                place.block.add(pieces[-1])
+                after.block.add(pieces[-1])
                 records += len(entry)
                 continue
-            told = {"number": place.controls, "records": records, **place.block.values()}
+            told = {"number": after.controls, "records": records, **after.block.values()}
             pieces.append(encode(entry | told, self._packing.layout))
-            place = Place(Block(self.unit), place.controls + 1, place.before)
+            after = MagnetState(Block(self.unit), after.controls + 1, after.before)
         ledgers = sum(isinstance(entry, dict) and entry["kind"] == LEDGER for entry in entries)
         count = sum(map(len, batches))
         return Frame(
-            [b"".join(pieces)], place, len(entries), count, count + sum(b.lost for b in batches),
+            [b"".join(pieces)], after, len(entries), count, count + sum(b.lost for b in batches),
             0, ledgers,
         )  # fmt: skip
 

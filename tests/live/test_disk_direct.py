@@ -148,7 +148,8 @@ def test_a_full_disk_is_proven_by_the_file(tmp_path: Path, options: Sequence[str
         assert report.proven_end
         assert report.exit_code == 3
         assert report.totals.lost["disk full"] > 0
-        assert spool.written.disk_full.total() + spool.written.in_file.total() == CPUS * 60_000
+        written = capture.writer.written
+        assert written.disk_full.total() + written.in_file.total() == CPUS * 60_000
         assert calls.direct_bytes > 8 << 20
         assert path.stat().st_size > 0.7 * os.statvfs(disk).f_blocks * os.statvfs(disk).f_frsize
 

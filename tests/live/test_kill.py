@@ -15,7 +15,7 @@ import pytest
 import formats
 from collector.ring.rings import TRANSPORTS
 from formats.base import control
-from formats.psc import Capture
+from formats.psc.reader import Capture
 from tests.live.faults import (
     COUNTED,
     FULL,

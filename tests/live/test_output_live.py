@@ -135,7 +135,7 @@ def test_full_disk_is_proven_by_the_file(tmp_path: Path, size: str) -> None:
         assert report.exit_code == 3
         assert report.totals.lost["disk full"] > 0
         assert report.totals.attempts == int(capture.serials.sum())
-        written = spool.written
+        written = capture.writer.written
         assert written.disk_full.total() + written.in_file.total() == CPUS * 6000
         # The disk was used, but for the reserve.
         total = os.statvfs(disk)
@@ -201,7 +201,7 @@ def test_killed_writer_leaves_a_file_that_opens(tmp_path: Path) -> None:
         "while True:\n"
         "    spool.put(capture.records(100))\n"
         "    spool.put_control([Account(capture.books())], capture.time_ns)\n"
-        "    if spool.written.checkpoints > 5:\n"
+        "    if capture.writer.written.checkpoints > 5:\n"
         "        print('going', flush=True)\n"
     )
     root = Path(__file__).resolve().parents[2]

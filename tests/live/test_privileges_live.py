@@ -84,7 +84,7 @@ def test_under_sudo_the_output_is_the_callers(tmp_path: Path, form: str) -> None
 def test_a_later_cpus_log_is_made_by_the_deputy(tmp_path: Path) -> None:
     """The writing thread itself may make no file any more. The log is of a folder of the caller."""
     late = (
-        "from collector.writer import log_stream; log_stream.online_cpus = lambda: (0,); "
+        "from collector.writer import klogger_codec; klogger_codec.online_cpus = lambda: (0,); "
         "from collector.commands.collect import main; main()"
     )
     folder = tmp_path / "log"

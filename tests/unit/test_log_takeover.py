@@ -23,7 +23,7 @@ from collector.writer.base_stream import Stream
 from collector.writer.codec import File, Tail
 from collector.writer.file_sink import FileSink
 from collector.writer.log_noting import LogNoting
-from collector.writer.log_tail import Place
+from collector.writer.log_tail import LogState
 from collector.writer.stream import STREAMS
 from formats.analysis import open_log
 from formats.base.errors import FileError
@@ -58,7 +58,7 @@ def test_what_was_dropped_counts_when_its_serials_are_passed(tmp_path: Path) -> 
     path = tmp_path / "log"
     with Journal(1) as journal, path.open("wb") as file:
         sink = FileSink(os.dup(file.fileno()), 1)
-        noting, log = LogNoting(journal), File(0, sink, Place(), serial=10)
+        noting, log = LogNoting(journal), File(0, sink, LogState(), serial=10)
         noting.count("queue_full", Counter({(0, 32): 4}))
         noting.file(log, 1)
         assert list(journal.logs.counts(1)) == []

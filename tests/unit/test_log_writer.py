@@ -23,12 +23,12 @@ from collector.writer.klogger_codec import KloggerCodec
 from collector.writer.ledger import Books
 from collector.writer.log_batch import LogBatch
 from collector.writer.log_folder import LogFolder
-from collector.writer.log_tail import Place
+from collector.writer.log_tail import LogState
 from collector.writer.note import FIRST_CPU, Note
 from collector.writer.output_file import Owner
 from collector.writer.writer import Writer
 from collector.writer.written import Written
-from formats.base.control import LossCause
+from formats.base.control import Change, Clock, LossCause
 from formats.base.errors import FileError, UsageError
 from formats.base.limits import MOST_DUMP_BYTES
 from formats.klogger.describe import describe_event, make_header
@@ -91,7 +91,7 @@ class _Log:
     def open_file(self, cpu):
         fd = os.open(self.path(cpu), os.O_WRONLY | os.O_CREAT)
         os.write(fd, encode_preamble({**self.header, "cpu": cpu}))
-        return File(cpu, FileSink(fd, 1, self.calls, reserve_bytes=0), Place())
+        return File(cpu, FileSink(fd, 1, self.calls, reserve_bytes=0), LogState())
 
     def batch(self, *parts):
         """(cpu, serials) each."""
@@ -157,6 +157,19 @@ def test_a_full_disk_loses_whole_dumps_which_are_counted(log):
     # DUMP_BEGIN takes 5; 3, 4 and 5 of the kernel, which are lost, would have taken 6 to 8.
     assert found[-4:] == [("DUMP_FINISH", 4), ("DUMP_BEGIN", 5), ("PING", 9), ("DUMP_FINISH", 10)]
     assert log.writer.written.error is None
+
+
+def test_what_others_are_misread_without_comes_later(log):
+    """Changes of one event as one, and the step of the clock, before the next records."""
+    log.calls.left = 0
+    for items in ([Change(0, 2, 1, 2, 1, 0)], [Clock(3, 4, 5, 6), Change(0, 2, 3, 4, 0, 1)]):
+        assert not log.writer.control(items, 5)
+    log.calls.left = 10**9
+    log.writer._retry_ns = 0
+    log.writer.write(*log.batch((0, [1])))
+    log.writer.close()
+    names = [name for name, _ in log.read(0)[0]]
+    assert [n for n in names if not n.startswith("DUMP")] == ["CHANGE", "CLOCK", "PING"]
 
 
 def test_what_the_queue_dropped_is_counted(log):

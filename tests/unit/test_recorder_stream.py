@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from collector.plan.recorder import parse_last
 from collector.plan.request import Request, check_request
 from collector.plan.trigger_watch import Hit
 from collector.writer.dump import MOST_TOLD, Keeping
+from collector.writer.file_sink import FileSink
 from collector.writer.recorder import Recorder
 from collector.writer.stream import STREAMS
 from formats.base.changes import ChangeKind
@@ -26,7 +28,7 @@ from formats.base.errors import UsageError
 from formats.registry import format_of
 from formats.verify import Report, verify_file
 from tests.fuzz.targets import agree
-from tests.unit.segment_maker import CPUS, LOCATION, Maker
+from tests.unit.segment_maker import CPUS, LOCATION, WAIT_S, Maker
 
 S = 10**9
 KEEPING = Keeping(10.0, 1 << 20, 2.0, ("rto", "rst"), 3)
@@ -441,6 +443,31 @@ def test_a_dump_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     told = stream.window()
     assert told is not None and "No space left" in told["failed"]
     assert any("No space left" in line for line in recording.said)
+
+
+def test_a_dump_without_room_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for its beginning and its end comes first; the next dump is whole."""
+    recording = Recording(tmp_path / "d")
+    recording.second()
+    with monkeypatch.context() as patch:
+        full = OSError(28, "No space left on device")
+        patch.setattr(FileSink, "prepare", lambda *_: full)
+        recording.fire(1)
+        recording.advance()
+        done = threading.Event()
+        recording.stream.after(done.set)
+        recording.stream.settle()
+        assert done.wait(WAIT_S)
+    assert recording.paths == []
+    recording.second()
+    recording.fire(2)
+    recording.advance()
+    (path,) = recording.end()
+    assert path.name.endswith("-000002.pm")
+    check(path)
+    assert [line for line in recording.said if "No space left" in line]
 
 
 @pytest.mark.parametrize(

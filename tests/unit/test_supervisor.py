@@ -200,7 +200,7 @@ def test_what_is_gone_on_with_is_not_repaired(tmp_path: Path) -> None:
         mending.start_quiet(str(folder))
         assert len(mending._unquiet) == expected
         if not expected:
-            os.close(tail.fd)
+            os.close(tail.files[0].fd)
     stream.discard()
     killed.close()
 
