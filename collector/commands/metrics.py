@@ -35,7 +35,7 @@ _MODE = 0o660
 @click.option("--group", metavar="NAME",
               help="As root: the group to be in, which may control the captures.  "
               f"[default: {GROUP}, where there is one]")
-@click.option("--until-eof", is_flag=True, hidden=True,
+@click.option("--until-eof", is_flag=True,
               help="End when standard input does: whoever started this is gone.")
 def command(
     listen: str | None, textfile: str | None, interval: float, once: bool, group: str | None,

@@ -30,7 +30,7 @@ def contradicted(name: str, paths: Iterable[Path], worst_only: bool = False) -> 
     for path in paths:
         for report in format_of(path).verify(path):
             is_wrong = report.error is not None or bool(report.problems_total)
-            lacks = report.tail_unknown or bool(report.lost_total)
+            lacks = report.tail_unknown or report.lost_total or report.ring_unexplained
             if report.checkpoints and (is_wrong or (lacks and not worst_only)):
                 verdict = for_terminal(f"{report.path}: {report.verdict}")
                 say(f"{name}: {verdict}; tcpkmon verify {for_terminal(str(path))} says more")
