@@ -63,6 +63,10 @@ class PscFile:
         twice = set(self.snapshots[list(which)].tolist())
         self._take([at for at in range(len(self.rows)) for _ in range(1 + (at in twice))])
 
+    def put(self, name: str, values: Any) -> None:
+        """Other numbers in a column; values: (n,)."""
+        self._set(self.rows, name, values)
+
     def encode(self, leave: Collection[str] = ()) -> bytes:
         """The file. leave: of PLACES, those that are not rewritten."""
         rows, before = self.rows.copy(), self._counts_before()

@@ -6,8 +6,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from formats.base import cli
+from formats.commands import why
 from formats.registry import format_of
 from tests.kept.make import unpack
 from tests.unit.forging import PLACES, PscFile
@@ -51,3 +54,16 @@ def test_an_index_that_was_left_tells_it(name: str, at: int, tmp_path: Path) -> 
     for seed in range(2):
         forge(path, seed, set())
         assert 5 in verdicts(path.parent)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("time_ns", [0, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+def test_times_of_any_size_are_told(time_ns: int, tmp_path: Path) -> None:
+    unpack("psc-plain", tmp_path)
+    (path,) = tmp_path.rglob("*.pm")
+    file = PscFile(path.read_bytes())
+    times = file.column("time_ns").astype(np.uint64)
+    times[file.snapshots[::7]] = time_ns
+    file.put("time_ns", times)
+    path.write_bytes(file.encode())
+    assert cli.run(why.command, ["-v", str(path)]) == 5
