@@ -37,12 +37,13 @@ def test_records_that_the_ledger_counts_were_taken_out(
     assert f"{path}: does not add up: " in capfd.readouterr().err.replace("\n", " ")
 
 
-def test_events_that_the_index_counts_were_taken_out(tmp_path: Path) -> None:
-    unpack("klogger-rotated", tmp_path)
-    folder = tmp_path / "klogger-rotated"
+@pytest.mark.parametrize("name", ["klogger-rotated", "klogger-recorded"])
+def test_events_that_the_index_counts_were_taken_out(name: str, tmp_path: Path) -> None:
+    unpack(name, tmp_path)
+    folder = tmp_path / name
     assert cli.run(decode.command, [str(folder)]) == 0
     index = folder / "index.jsonl"
     lines = [json.loads(line) for line in index.read_text().splitlines()]
-    lines[1]["records"] += 1
+    lines[-1]["records"] += 1
     index.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert cli.run(decode.command, [str(folder)]) == 5
