@@ -35,9 +35,12 @@ _MODE = 0o660
 @click.option("--group", metavar="NAME",
               help="As root: the group to be in, which may control the captures.  "
               f"[default: {GROUP}, where there is one]")
+@click.option("--until-eof", is_flag=True,
+              help="End when standard input does: whoever started this is gone.")
 def command(
-    listen: str | None, textfile: str | None, interval: float, once: bool, group: str | None
-) -> int:
+    listen: str | None, textfile: str | None, interval: float, once: bool, group: str | None,
+    until_eof: bool,
+) -> int:  # fmt: skip
     """Tell Prometheus what the running captures count: losses, rings, and TCP's behaviour.
 
     It asks the captures when it is scraped. It needs no privilege but to be in the group that
@@ -73,7 +76,9 @@ def command(
         from collector.commands.metrics_server import serve
 
         writing = partial(write, registry, file) if file is not None else None
-        asyncio.run(serve(registry, listener, writing, interval))
+        with suppress(asyncio.CancelledError):
+            until = sys.stdin.fileno() if until_eof else None
+            asyncio.run(serve(registry, listener, writing, interval, until))
     return 0
 
 

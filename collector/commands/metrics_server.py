@@ -30,8 +30,12 @@ async def serve(
     listener: socket.socket | None,
     write: Callable[[], None] | None,
     interval_s: float,
+    until: int | None = None,
 ) -> None:
-    """Serve, and write each interval_s, until Ctrl-C. Raises what write() raises."""
+    """Serve, and write each interval_s, until Ctrl-C. Raises what write() raises.
+
+    until: it ends, with CancelledError, when this descriptor, a pipe's, has no writer any more.
+    """
     from prometheus_client.exposition import choose_encoder
 
     def answer(accept: str) -> tuple[bytes, str]:
@@ -44,6 +48,9 @@ async def serve(
             await asyncio.to_thread(write)
             await asyncio.sleep(max(0.0, next_s - time.monotonic()))
 
+    this = asyncio.current_task()
+    if until is not None and this is not None:
+        asyncio.get_running_loop().add_reader(until, this.cancel)
     tasks = [keep_writing(write)] if write is not None else []
     if listener is not None:
         tasks.append(Server(listener, answer).run())

@@ -50,10 +50,10 @@ class MetricsProcess:
             say(f"tcpkmon daemon: metrics ended by {code}; started again in {RETRY_S:g} s")
             self._process, self._start_at_s = None, time.monotonic() + RETRY_S
         if self._words and self._process is None and time.monotonic() >= self._start_at_s:
-            words = isolated.command(_COMMAND, "metrics", *self._words)
-            try:
+            words = isolated.command(_COMMAND, "metrics", "--until-eof", *self._words)
+            try:  # its standard input ends with this process, also where that is killed
                 self._process = subprocess.Popen(
-                    words, stdin=subprocess.DEVNULL, start_new_session=True
+                    words, stdin=subprocess.PIPE, start_new_session=True
                 )
             except OSError as error:
                 self._start_at_s = time.monotonic() + RETRY_S
@@ -64,5 +64,5 @@ class MetricsProcess:
         """End it; it has nothing to finish."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.communicate()
             self._process = None

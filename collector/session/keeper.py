@@ -35,7 +35,7 @@ from collector.session.summary import say
 from collector.writer.base_stream import Stream
 from collector.writer.output_file import trusted_users
 from collector.writer.own_files import Identity as FileIdentity
-from collector.writer.own_files import others_may_write
+from collector.writer.own_files import swappable
 from collector.writer.segment_folder import Segments
 from formats.base.closing import Closing
 from formats.base.errors import FileError
@@ -139,18 +139,22 @@ def keep(
         return None
     caller = None if request.as_root else find_caller()
     (folder,) = stream.folders()
-    status = os.fstat(folder)
-    by_root = rotation.on_rotate and caller is None and os.geteuid() == 0
-    if by_root and others_may_write(status, trusted_users()):
-        raise FileError(
-            f"the command of --on-rotate would be root's, and others may swap files in "
-            f"{request.output}",
-            f"chown root {request.output}; chmod go-w {request.output}",
-        )
+    if rotation.on_rotate and caller is None and os.geteuid() == 0:
+        _check_ours(request.output, folder)
     keeper = Keeper(rotation, folder, request.output, caller, lambda: stopping.hurry)
     stack.enter_context(keeper)
     segments.sealed = keeper.sealed
     return keeper
+
+
+def _check_ours(output: str, folder: int) -> None:
+    """Nobody can give root's command another file under a segment's name. FileError."""
+    where = swappable(output, trusted_users())
+    if where is None and not os.path.samestat(os.stat(output), os.fstat(folder)):
+        where = output  # it was, when the folder was opened
+    if where is not None:
+        why = f"the command of --on-rotate would be root's, and others may swap files in {where}"
+        raise FileError(why, f"chown root {where}; chmod go-w {where}")
 
 
 def _tell_unsealed(segments: Segments, folder: str) -> None:

@@ -34,6 +34,24 @@ def others_may_write(folder: os.stat_result, trusted: Iterable[int] = ()) -> boo
     return folder.st_uid not in {0, os.geteuid(), *trusted} or bool(folder.st_mode & _OTHERS)
 
 
+def swappable(path: str, trusted: Iterable[int] = ()) -> str | None:
+    """The folder, `path` or one above it, in which another user may put something else in its
+    place; None where nobody but root, this user and those `trusted` can. OSError.
+
+    In a sticky folder like /tmp others cannot rename what is root's.
+    """
+    real = os.path.realpath(path)
+    at = real
+    while True:
+        status = os.stat(at)
+        is_sticky = at != real and status.st_uid in {0, *trusted} and status.st_mode & stat.S_ISVTX
+        if not is_sticky and others_may_write(status, trusted):
+            return at
+        if at == os.path.dirname(at):
+            return None
+        at = os.path.dirname(at)
+
+
 def is_own(found: os.stat_result, folder: os.stat_result) -> bool:
     """Whether tcpkmon may have made a file or folder that is in `folder`.
 

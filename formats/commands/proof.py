@@ -28,10 +28,13 @@ def contradicted(name: str, paths: Iterable[Path], worst_only: bool = False) -> 
     """
     code = 0
     for path in paths:
-        for report in format_of(path).verify(path):
+        reports = format_of(path).verify(path)
+        if not any(report.checkpoints for report in reports):
+            continue  # no ledger
+        for report in reports:
             is_wrong = report.error is not None or bool(report.problems_total)
-            lacks = report.tail_unknown or bool(report.lost_total)
-            if report.ledger and (is_wrong or (lacks and not worst_only)):
+            lacks = report.tail_unknown or report.lost_total or report.ring_unexplained
+            if is_wrong or (lacks and not worst_only):
                 verdict = for_terminal(f"{report.path}: {report.verdict}")
                 say(f"{name}: {verdict}; tcpkmon verify {for_terminal(str(path))} says more")
                 code = max(code, report.exit_code)

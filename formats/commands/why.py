@@ -216,8 +216,8 @@ def _print_intervals(row: Connection, runs: dict[str, Any]) -> None:
     for at in mine[:_INTERVALS_SHOWN].tolist():
         one = {name: values[at] for name, values in runs.items()}
         table.add_row(
-            f"{(one['start_ns'] - row.start_ns) / 1e9:.6f}",
-            f"{(one['end_ns'] - row.start_ns) / 1e9:.6f}",
+            f"{(int(one['start_ns']) - row.start_ns) / 1e9:.6f}",
+            f"{(int(one['end_ns']) - row.start_ns) / 1e9:.6f}",
             one["limit"] + ("" if one["certain"] else " ?"),
             *(str(one[name]) for name in ("bytes_acked", "cwnd_end", "inflight_end", "snd_wnd_end",
                                           "notsent_end", "srtt_end_us", "records")),

@@ -12,7 +12,8 @@
     check_rise     no counter is smaller than in the ledger before
     check_before   serials before a segment = records in earlier files + losses, as its header and
                    its first ledger tell them
-    compare_rings  ring full  = what a CPU's ring itself counted; where not, a note and no problem
+    compare_rings  ring full  = what a CPU's ring itself counted; where not, a note; where the ring
+                   counts more, it is not proven that the ledger has all losses
 
 Exactly so in the final ledger. Of an earlier one Ledger.slack says how far off each may be.
 """
@@ -194,11 +195,19 @@ def check_before(
             problems.add(base.cpu_entry(cpu), f"CPU {cpu}: " + what.format(*found))
 
 
-def compare_rings(ledger: Ledger) -> list[str]:
-    """A note for each CPU whose ring itself counted other losses than the programs did."""
+def compare_rings(ledger: Ledger) -> tuple[list[str], int]:
+    """A note for each CPU whose ring itself counted other losses than the programs did; and how
+    many more the rings counted."""
     found = Problems(0, 0)
     _check_cpus(found, ledger, "ring_lost", ledger.points["ring_full"])
-    return [problem.what for problem in found.listed]
+    if not found.total:
+        return [], 0
+    cpus, told = by_cpu(ledger.points.keys, ledger.points["ring_full"])
+    rings = ledger.cpu_rows
+    more = dict(zip(rings.keys.tolist(), rings["ring_lost"].tolist(), strict=True))
+    for cpu, count in zip(cpus.tolist(), told.tolist(), strict=True):
+        more[cpu] = more.get(cpu, 0) - count
+    return [problem.what for problem in found.listed], sum(max(0, n) for n in more.values())
 
 
 def build_rows(

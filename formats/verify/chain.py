@@ -3,23 +3,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Set
-from contextlib import suppress
 from dataclasses import dataclass, field
-from io import FileIO
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from formats.base.errors import FileError, TcpkmonError
-from formats.base.files import open_plain
+from formats.base.errors import FileError
 from formats.base.limits import MOST_INDEX_CAPTURES, MOST_PROBLEMS
 from formats.base.reconciled import WORDS as RECONCILED
 from formats.base.segments import INDEX, Segment, find_segments, gaps, parse_name, read_index
+from formats.verify.named import Named
 from formats.verify.report import DOES_NOT_ADD_UP, LOSSES, Problems, Report
 from formats.verify.segment import UNKNOWN, Part
 
@@ -38,8 +35,7 @@ class _Capture:
     """Those that are Parquet without a proof."""
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Records in a segment, and how many were lost, as they were when it was sealed."""
-    digests: dict[str, str] = field(default_factory=dict)
-    """By name, the SHA-256 of what was compressed."""
+    named: Named = field(default_factory=Named)
     strangers: dict[str, str] = field(default_factory=dict)
     """By name, those of which the index says that they are of another capture, and which."""
     first_told: int = 0
@@ -94,11 +90,10 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
     lines, has_all = read_index(folder)
     left_out = False
     of_names: dict[str, str] = {}
-    digests: dict[str, str] = {}
+    named = Named()
     for line in lines:
         name, number = line.get("name"), line.get("number")
-        if isinstance(name, str) and isinstance(digest := line.get("sha256"), str):
-            digests[name] = digest
+        named.told(line)
         if not isinstance(name, str) or not isinstance(number, int):
             continue
         capture_id = str(line.get("capture"))
@@ -114,7 +109,7 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
     here = {segment.original for segment in segments}
     gone: list[str] = []
     for capture_id, capture in captures.items():
-        capture.digests = digests
+        capture.named = named
         capture.strangers = {
             segment.name: told
             for segment, _, _ in capture.parts.values()
@@ -221,15 +216,11 @@ class _Chain:
 
     def _compare(self, segment: Segment, found: Report, number: int) -> None:
         """The segment has what the index counted when it was sealed, and digested when packed."""
-        digest = self._capture.digests.get(segment.name)
-        if digest is not None and segment.archived == ".zst":
-            path = segment.path(self._report.path)
-            with suppress(OSError, TcpkmonError), open_plain(path) as file:
-                if _sha256(file) != digest:
-                    what = f"{INDEX} has another SHA-256 of what was compressed"
-                    self._problems.add_header(f"{segment.name}: {what}")
+        is_whole = not found.problems_total and found.proven_end
+        for what in self._capture.named.differences(segment, self._report.path, is_whole):
+            self._problems.add_header(f"{segment.name}: {what}")
         counts = self._capture.counts.get(number)
-        if counts is None or found.problems_total or not found.proven_end:
+        if counts is None or not is_whole:
             return
         records, lost = counts
         there = found.totals.in_file
@@ -310,13 +301,6 @@ class _Chain:
             name = capture.sealed.get(number, f"number {number}")
             self._problems.add_header(f"{name} is missing")
         self._problems.count(max(0, sum(b - a + 1 for a, b in gone) - MOST_PROBLEMS))
-
-
-def _sha256(file: FileIO) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def _ranges(found: list[tuple[int, int]]) -> str:

@@ -170,6 +170,8 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     missed: list[Missed] = field(default_factory=list)
     ring_lost: int = 0
+    ring_unexplained: int = 0
+    """Records that the rings themselves count as lost, and the final ledger does not."""
     existing: int = 0
     """Snapshots of connections that were open before the start."""
     clock_pairs: int = 0
@@ -253,13 +255,14 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 nothing lost, 3 losses that are all accounted for, an unknown tail or events that are
-        not proven, 5 otherwise."""
+        """0 nothing lost, 3 losses that are all accounted for, an unknown tail, events that are
+        not proven or losses that a ring alone counts, 5 otherwise."""
         if self.error is not None:
             return self.error_exit
         if self.problems_total:
             return DOES_NOT_ADD_UP
-        return LOSSES if self.tail_unknown or self.lost_total or self.unproven else PROVEN
+        is_unsure = self.tail_unknown or self.unproven or self.ring_unexplained
+        return LOSSES if is_unsure or self.lost_total else PROVEN
 
     @property
     def verdict(self) -> str:
@@ -282,6 +285,9 @@ class Report:
             of = f"{len(self.unproven)} {self.words.get('location', 'location')}(s)"
             counted = f"{lost or 'no'} loss(es) counted{while_on}"
             return f"adds up: {counted}; not proven for {of} (see below)"
+        if more := self.ring_unexplained:
+            what = f"{lost or 'no'} loss(es) counted, {more} more by the rings themselves"
+            return f"adds up: {what}{while_on} (see below)"
         what = f"{lost} lost, all accounted for" if lost else "nothing lost"
         return f"adds up: {what}{while_on}"
 

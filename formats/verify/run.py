@@ -165,4 +165,5 @@ class Run(Found):
             subtract(report.rows, build_rows(base, *how))
         report.missed = last.missed(base)
         report.ring_lost = int(last.cpu_rows["ring_lost"].sum())
-        report.notes += compare_rings(last)
+        notes, report.ring_unexplained = compare_rings(last)
+        report.notes += notes

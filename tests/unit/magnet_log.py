@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from formats.schema import format_schema, load, parse
+from formats.schema import load, parse
 from formats.schema.resolve import merge
 from tests.unit.klogger_samples import BASE, CLOCK, describe_events
 from tests.unit.log_builder import LogBuilder
@@ -50,9 +50,7 @@ class MagnetLog(LogBuilder):
     def __init__(self, cpu: int = 0, off: tuple[str, ...] = (), **changes: Any) -> None:
         self.off = off
         schema = merge([load([BASE]), parse(SCHEMA)])
-        super().__init__(
-            cpu, schema=format_schema(schema), events=describe_events(schema), **changes
-        )
+        super().__init__(cpu, schema=SCHEMA, events=describe_events(schema), **changes)
 
     def first(self) -> MagnetLog:
         self.base("KLOGGER_START", kernel="6.18.0", buffer_bytes=4 << 20, low_water_percent=10)

@@ -13,6 +13,7 @@ import pytest
 
 import formats
 from collector.commands.tcpkmon import command as tcpkmon_command
+from collector.session.archive import Archive
 from formats.base.cli import run
 from formats.base.segments import find_segments
 from formats.psc.reader import Capture, open_capture
@@ -316,3 +317,30 @@ def test_what_was_off_in_a_segment_is_said_of_the_chain(tmp_path: Path) -> None:
     chain, _ = verify(folder)
     assert chain.exit_code == 0 and chain.verdict.endswith("while it was switched on (see below)")
     assert any(line.startswith("PING was off from") for line in chain.off)
+
+
+@pytest.mark.parametrize("of", ["a file", "an archive", "a log"])
+def test_a_segment_of_another_size_than_the_index_tells(tmp_path: Path, of: str) -> None:
+    """Records and losses are as many: others stand there."""
+    folder = tmp_path / "out"
+    if of == "a log":
+        maker = LogMaker(folder)
+        maker.records(10)
+        maker.rotate()
+        maker.close()
+    else:
+        paths = make(folder, segments=2)
+    if of == "an archive":
+        fd = os.open(folder, os.O_RDONLY)
+        assert Archive("zst", fd).take(paths[0].name).endswith(".zst")
+        os.close(fd)
+    assert verify(folder)[0].exit_code == 0
+    index = folder / "index.jsonl"
+    lines = [json.loads(line) for line in index.read_text().splitlines()]
+    at = len(lines) - 1
+    lines[at]["bytes"] += 1
+    index.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    chain, *_ = verify(folder)
+    assert chain.exit_code == 5
+    size = lines[at]["bytes"]
+    assert f"index.jsonl counts {size} bytes in it, but {size - 1} are there" in whats(chain)

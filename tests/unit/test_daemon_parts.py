@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -209,3 +212,35 @@ def test_metrics_without_a_group_say_once_what_they_lack(
     metrics.adopt({"listen": "127.0.0.1:9633"}, "root")
     metrics.adopt(None, None)
     assert capsys.readouterr().err == ""
+
+
+_STARTS_METRICS = """
+import sys, time
+from collector.daemon.metrics_process import MetricsProcess
+metrics = MetricsProcess()
+metrics.adopt({"listen": sys.argv[1]}, None)
+metrics.look_after()
+print(metrics._process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_metrics_end_with_a_daemon_that_is_killed(tmp_path: Path) -> None:
+    """Nobody else would end them where there is no systemd."""
+    at = tmp_path / "metrics.sock"
+    words = [sys.executable, "-c", _STARTS_METRICS, f"unix:{at}"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stdout is not None
+        metrics = os.pidfd_open(int(daemon.stdout.readline()))
+        try:
+            until_s = time.monotonic() + 60
+            while not at.exists() and time.monotonic() < until_s:
+                time.sleep(0.05)
+            assert at.exists()
+            assert not select.select([metrics], [], [], 0)[0]
+            daemon.kill()
+            assert select.select([metrics], [], [], 20)[0], "they go on"
+        finally:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(metrics, signal.SIGKILL)
+            os.close(metrics)

@@ -20,10 +20,11 @@ from unittest.mock import patch
 import pytest
 
 from collector.linux import isolated, trusted_files
+from collector.session import keeper
 from collector.session.archive import Archive
 from collector.session.retention import Retention
 from collector.writer.output_file import Output
-from collector.writer.own_files import append_line
+from collector.writer.own_files import append_line, swappable
 from collector.writer.segment_folder import SegmentFolder
 from formats.base.errors import FileError
 from formats.base.segments import find_segments, hidden
@@ -416,3 +417,26 @@ def test_a_descriptor_in_proc_leads_where_the_kernel_says(tmp_path: Path) -> Non
         assert os.path.samestat(os.fstat(opened), os.fstat(fd))
         os.close(opened)
     os.close(fd)
+
+
+def test_roots_command_is_given_no_file_that_a_folder_above_can_swap(folder: Path) -> None:
+    """The folder is root's own, the one above it is not: its owner can put another there."""
+    mine = folder / "mine"
+    mine.mkdir(mode=0o755)
+    assert swappable(str(mine)) == str(folder)
+    fd = os.open(mine, os.O_RDONLY)
+    with pytest.raises(FileError, match=f"others may swap files in {folder};"):
+        keeper._check_ours(str(mine), fd)
+    os.chown(folder, 0, 0)
+    assert swappable(str(mine)) is None  # /tmp is sticky
+    keeper._check_ours(str(mine), fd)
+    mine.rename(folder / "other")
+    mine.mkdir(mode=0o755)
+    with pytest.raises(FileError, match=f"others may swap files in {mine};"):
+        keeper._check_ours(str(mine), fd)
+    os.close(fd)
+    folder.chmod(0o777)
+    assert swappable(str(mine)) == str(folder)
+    folder.chmod(0o1777)
+    assert swappable(str(mine)) is None
+    assert swappable(str(folder)) == str(folder)

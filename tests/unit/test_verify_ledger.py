@@ -152,7 +152,7 @@ def test_existing_connections_are_in_the_ledger(tmp_path: Path) -> None:
     assert check(build, tmp_path, array).exit_code == 5
 
 
-def test_what_a_ring_itself_counts_is_compared_and_not_judged(tmp_path: Path) -> None:
+def test_a_ring_that_itself_counts_more_losses_leaves_it_unproven(tmp_path: Path) -> None:
     build = clean_capture()
     assert check(build, tmp_path).notes == []
     array = build.array()
@@ -161,7 +161,9 @@ def test_what_a_ring_itself_counts_is_compared_and_not_judged(tmp_path: Path) ->
     assert isinstance(entry, control.Cpu)
     replace(array, at, dataclasses.replace(entry, ring_lost=99))
     report = check(build, tmp_path, array)
-    assert (report.exit_code, report.ring_lost) == (0, 99)
+    assert (report.exit_code, report.ring_lost, report.ring_unexplained) == (3, 99, 99)
+    counted = "no loss(es) counted, 99 more by the rings themselves"
+    assert report.verdict == f"adds up: {counted} (see below)"
     assert report.notes == ["CPU 1: its ring itself counts 99 that found no room, the ledger 0"]
 
 
@@ -206,6 +208,19 @@ def test_unbalanced_earlier_checkpoints_are_judged_with_some_slack(tmp_path: Pat
         entry = decoded(array, at)
         assert isinstance(entry, control.Ledger)
         replace(array, at, dataclasses.replace(entry, attempts=entry.attempts + number))
+        cut = find(array, control.Checkpoint, 1)
+        assert check(build, tmp_path, array[:cut]).exit_code == expected
+
+
+def test_more_was_read_than_was_written_before_an_earlier_checkpoint(tmp_path: Path) -> None:
+    """At the end of a segment or a dump too: records that its ledger counts were taken out."""
+    for number, expected in ((64, 3), (65, 5)):
+        build = clean_capture()
+        array = build.array()
+        at = find(array, control.Cpu, 0)
+        entry = decoded(array, at)
+        assert isinstance(entry, control.Cpu)
+        replace(array, at, dataclasses.replace(entry, read=entry.read + number))
         cut = find(array, control.Checkpoint, 1)
         assert check(build, tmp_path, array[:cut]).exit_code == expected
 

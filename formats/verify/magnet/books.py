@@ -57,7 +57,9 @@ class MagnetLedger(Ledger):
             "fell": "{what} falls from {then} to {now}",
         }
     )
-    slack = MappingProxyType(dict.fromkeys(("attempts", "serials", "came out", "late"), IN_FLIGHT))
+    slack = MappingProxyType(
+        dict.fromkeys(("attempts", "serials", "came out", "read", "late"), IN_FLIGHT)
+    )
     lasting = frozenset({PROGRAMS_PART})
 
     def __init__(

@@ -68,7 +68,9 @@ class Checkpoint(Ledger):
             "fell": "{what} counts {now}, less than the {then} before",
         }
     )
-    slack = MappingProxyType(dict.fromkeys(("attempts", "serials", "came out", "late"), IN_FLIGHT))
+    slack = MappingProxyType(
+        dict.fromkeys(("attempts", "serials", "came out", "read", "late"), IN_FLIGHT)
+    )
 
     def __init__(
         self, index: int, head: control.Checkpoint, rows: dict[int, Table], online: U64, name: Name

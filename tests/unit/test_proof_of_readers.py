@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A command that reads captures ends with 0 only where nothing in them contradicts it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from formats.base import cli
+from formats.commands import connections, decode, export, pmgraph, requests, why
+from tests.kept.make import unpack
+from tests.unit.forging import PscFile
+
+READERS = {
+    "why": why.command, "connections": connections.command, "requests": requests.command,
+    "export": export.command, "pmgraph": pmgraph.command,
+}  # fmt: skip
+WORDS = {"export": ["--format", "csv"], "pmgraph": ["-T"]}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_records_that_the_ledger_counts_were_taken_out(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is left is numbered anew, so that no gap tells it."""
+    unpack("psc-plain", tmp_path)
+    (path,) = tmp_path.rglob("*.pm")
+    words = [*WORDS.get(name, []), str(path)]
+    assert cli.run(READERS[name], words) == 0
+    file = PscFile(path.read_bytes())
+    file.drop(range(40, 50))
+    path.write_bytes(file.encode(leave={"in_file", "written"}))
+    capfd.readouterr()
+    assert cli.run(READERS[name], words) == 5
+    assert f"{path}: does not add up: " in capfd.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("name", ["klogger-rotated", "klogger-recorded"])
+def test_events_that_the_index_counts_were_taken_out(name: str, tmp_path: Path) -> None:
+    unpack(name, tmp_path)
+    folder = tmp_path / name
+    assert cli.run(decode.command, [str(folder)]) == 0
+    index = folder / "index.jsonl"
+    lines = [json.loads(line) for line in index.read_text().splitlines()]
+    lines[-1]["records"] += 1
+    index.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert cli.run(decode.command, [str(folder)]) == 5
