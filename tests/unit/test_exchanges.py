@@ -469,7 +469,8 @@ def told(limit_ns: dict[str, int], is_client: bool = True, pause_ms: int = 0,
     whole = {name: ns * MS for name, ns in limit_ns.items()}
     ends = {"laddr": "10.0.0.1", "raddr": "10.0.0.2", "min_rtt_us": 10_000, **values}
     one = Connection(1, end_ns=1000 * MS, limit_ns=whole, **ends)
-    return Waited(is_client, ASKED, pause_ms * MS, unanswered_ms * MS).told(one)
+    found, share = Waited(is_client, ASKED, pause_ms * MS, unanswered_ms * MS).told(one)
+    return [text for _, text in found], share
 
 
 def test_what_nagle_or_a_loss_holds_back_is_no_waiting_for_the_server() -> None:
