@@ -522,6 +522,35 @@ def test_why_says_who_read_late(tmp_path: Path) -> None:
     assert "its own program read the answers 90 ms late, together, 88 % of the time" in done.output
 
 
+def test_only_connections_that_are_printed_and_both_of_whose_ends_sent_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[set[int]] = []
+    real = Exchanges.add
+
+    def add(self: Exchanges, piece: Any) -> Any:
+        read.append(set(piece["conn_id"].tolist()))
+        return real(self, piece)
+
+    monkeypatch.setattr(Exchanges, "add", add)
+    bulk = Socket(conn_id=3, lport=41000).open(1, active=True)
+    for ms in range(5, 50):
+        bulk.send(ms, 10_000)
+    bulk.segment(51)
+    bulk.segment(52)
+    alone = str(write_requests(tmp_path / "bulk.pm", bulk))
+    assert "waited" not in CliRunner().invoke(why.command, [alone], standalone_mode=False).output
+    assert read == []
+    asks = client(count=1), client(conn_id=5, lport=42000, count=3)
+    path = str(write_requests(tmp_path / "a.pm", bulk, *asks))
+    done = CliRunner().invoke(why.command, [path, "-n", "2"], standalone_mode=False)
+    assert "server's answers of 3 requests" in done.output
+    assert set.union(*read) == {5}
+    read.clear()
+    done = CliRunner().invoke(why.command, [path, "--json"], standalone_mode=False)
+    assert set.union(*read) == {1, 5}
+
+
 def test_assertions_on_requests(tmp_path: Path) -> None:
     path = str(write_requests(tmp_path / "a.pm", client(), server()))
     for text, code in (
