@@ -70,7 +70,7 @@ class RequestMeter:
         waiting, self._waiting, self._rows = self._waiting, [], 0
         if len(self._cutter.streams.places) > MOST:
             known, self._cutter = self._cutter, self._new_cutter()
-            self._cutter.streams.know_servers(known.streams)
+            self._cutter.streams.servers |= known.streams.servers
         if waiting:
             self._count(self._cutter.add(_join(waiting)))
 

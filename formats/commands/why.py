@@ -64,7 +64,7 @@ def command(
     """
     import numpy as np
 
-    from formats.analysis.exchanges import Waiting
+    from formats.analysis.exchanges import waited
     from formats.analysis.why import (
         Peers,
         Source,
@@ -99,11 +99,7 @@ def command(
     for paths in captures:
         with Source(*paths) as source:
             resolved = has_waits(source)
-            waiting = Waiting(source)
-            table, runs = tables(source, with_intervals=verbose or resolved, see=waiting.add)
-            asked = waiting.finish(
-                dict(zip(table["conn_id"].tolist(), table["end_ns"].tolist(), strict=True))
-            )
+            table, runs = tables(source, with_intervals=verbose or resolved)
             codes.append(report(source, "why", paths))
         whole, peers = table, Peers(table)
         table = choose(chosen(table), sort=sort)
@@ -115,6 +111,9 @@ def command(
             lines.setdefault(one.conn_id, []).append(str(one))
         bytes_of = np.maximum(table["bytes_acked"], table["bytes_received"])
         order = np.arange(len(bytes_of)) if sort else np.argsort(-bytes_of, kind="stable")
+        with Source(*paths) as source:
+            said = table["conn_id"][order if as_json else order[:most]]
+            asked = waited(source, whole, said)
         if as_json:
             rows = rows_of({name: values[order] for name, values in table.items()})
             told += [
@@ -233,8 +232,9 @@ def _with(row: Connection, asked: dict[int, Waited]) -> Connection:
     """With what its requests say."""
     if (one := asked.get(row.conn_id)) is None:
         return row
-    sentences, share = one.told(row)
-    return dataclasses.replace(row, requests=sentences, requests_share=share)
+    told, share = one.told(row)
+    return dataclasses.replace(row, requests=[text for _, text in told], requests_share=share,
+                               requests_shares=[part for part, _ in told])  # fmt: skip
 
 
 def _as_dict(row: Connection, peer: Connection | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from collector.lab.lab import DEVICE, Lab
@@ -66,14 +66,18 @@ def trickle(size: int, every_s: float) -> Act:
     return send
 
 
-def once(size: int) -> Act:
-    """Sends so many bytes; the truth is sharp until TCP has sent the last one."""
+def once(size: int, truth: Sequence[str] = ()) -> Act:
+    """Sends so many bytes; the truth is sharp until TCP has sent the last one. truth: from the
+    write on, where the time before it does not count."""
 
     def send(pair: Pair, clock: Clock) -> None:
+        begin = time.monotonic()
         pair.client.sendall(bytes(size))
         while _unsent(pair.client) and clock.goes_on:
             time.sleep(0.0005)
         clock.sharp_until = time.monotonic() - 0.005
+        if truth:
+            clock.spans.append((begin, clock.sharp_until, tuple(truth)))
 
     return send
 

@@ -61,11 +61,18 @@ def _summary(name: str, rows: Sequence[Judged]) -> str:
         by_name[one.name].append(one.right)
     worst = min(mean(values) for values in by_name.values())
     return (
-        f"| {name} | {len(by_name)} | {_percent(one.right for one in rows)} | {100 * worst:.1f} % "
+        f"| {name} | {len(by_name)} | {_of_all(rows, 'right')} | {100 * worst:.1f} % "
         f"| {100 * min(one.right for one in rows):.1f} % "
-        f"| {_percent(one.right_with_more for one in rows)} "
-        f"| {_percent(one.right_in_older for one in rows)} |"
+        f"| {_of_all(rows, 'right_with_more')} | {_of_all(rows, 'right_in_older')} |"
     )
+
+
+def _of_all(rows: Sequence[Judged], name: str) -> str:
+    """The mean over the scenarios, each with the mean of its rounds, which may be more or less."""
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for one in rows:
+        by_name[one.name].append(getattr(one, name))
+    return _percent(mean(values) for values in by_name.values())
 
 
 def _families(unseen: Sequence[Judged]) -> list[str]:
@@ -80,7 +87,7 @@ def _families(unseen: Sequence[Judged]) -> list[str]:
         rows = [one for one in unseen if one.family == name]
         worst, wrong = min(one.right for one in rows), sum(bool(one.wrong) for one in rows)
         lines.append(
-            f"| {name} | {len({one.name for one in rows})} | {_percent(one.right for one in rows)} "
+            f"| {name} | {len({one.name for one in rows})} | {_of_all(rows, 'right')} "
             f"| {100 * worst:.1f} % | {wrong} of {len(rows)} |"
         )
     return [*lines, ""]

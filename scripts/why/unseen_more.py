@@ -87,7 +87,7 @@ ENDS = (
          unsaid=(SENDER, NET)),
     _new("900 kB and close at once, bbr", BBR, congestion="bbr", send=exchanges.closing(900_000),
          link=line(25, 30, 300_000), witness=witness.closes(900_000, BBR),
-         unsaid=(SENDER, READER)),
+         unsaid=(SENDER, READER), held_out=False),
     _new("close() lingers over 600 kB, 0.7 % are lost, reno", PATH, congestion="reno",
          send=programs.lingering_close(600_000), link=way(24, rate_mbit=20, loss_percent=0.7),
          witness=witness.closes(600_000, PATH), unsaid=(SENDER, READER)),

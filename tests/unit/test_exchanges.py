@@ -469,7 +469,8 @@ def told(limit_ns: dict[str, int], is_client: bool = True, pause_ms: int = 0,
     whole = {name: ns * MS for name, ns in limit_ns.items()}
     ends = {"laddr": "10.0.0.1", "raddr": "10.0.0.2", "min_rtt_us": 10_000, **values}
     one = Connection(1, end_ns=1000 * MS, limit_ns=whole, **ends)
-    return Waited(is_client, ASKED, pause_ms * MS, unanswered_ms * MS).told(one)
+    found, share = Waited(is_client, ASKED, pause_ms * MS, unanswered_ms * MS).told(one)
+    return [text for _, text in found], share
 
 
 def test_what_nagle_or_a_loss_holds_back_is_no_waiting_for_the_server() -> None:
@@ -519,6 +520,35 @@ def test_why_says_who_read_late(tmp_path: Path) -> None:
     path = write_requests(tmp_path / "a.pm", one)
     done = CliRunner().invoke(why.command, [str(path)], standalone_mode=False)
     assert "its own program read the answers 90 ms late, together, 88 % of the time" in done.output
+
+
+def test_only_connections_that_are_printed_and_both_of_whose_ends_sent_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[set[int]] = []
+    real = Exchanges.add
+
+    def add(self: Exchanges, piece: Any) -> Any:
+        read.append(set(piece["conn_id"].tolist()))
+        return real(self, piece)
+
+    monkeypatch.setattr(Exchanges, "add", add)
+    bulk = Socket(conn_id=3, lport=41000).open(1, active=True)
+    for ms in range(5, 50):
+        bulk.send(ms, 10_000)
+    bulk.segment(51)
+    bulk.segment(52)
+    alone = str(write_requests(tmp_path / "bulk.pm", bulk))
+    assert "waited" not in CliRunner().invoke(why.command, [alone], standalone_mode=False).output
+    assert read == []
+    asks = client(count=1), client(conn_id=5, lport=42000, count=3)
+    path = str(write_requests(tmp_path / "a.pm", bulk, *asks))
+    done = CliRunner().invoke(why.command, [path, "-n", "2"], standalone_mode=False)
+    assert "server's answers of 3 requests" in done.output
+    assert set.union(*read) == {5}
+    read.clear()
+    done = CliRunner().invoke(why.command, [path, "--json"], standalone_mode=False)
+    assert set.union(*read) == {1, 5}
 
 
 def test_assertions_on_requests(tmp_path: Path) -> None:

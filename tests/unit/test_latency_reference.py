@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from formats.analysis import open_log
@@ -87,6 +87,7 @@ def test_a_capture_with_losses(seed: int, ends: tuple[int, ...], share: float, p
 
 
 @given(seed=st.integers(0, 1 << 32), ends=ENDS, cuts=st.tuples(st.floats(0, 1), st.floats(0, 1)))
+@example(seed=3142, ends=(SENDER, RECEIVER), cuts=(1.0, 0.5625))  # what had come before it began
 @settings(max_examples=25, deadline=None)
 def test_a_capture_that_begins_late_or_ends_early(
     seed: int, ends: tuple[int, ...], cuts: tuple[float, float]

@@ -154,6 +154,13 @@ def test_a_rest_that_waits_behind_three_segments_is_nagles(more: int, limit: str
     assert steps[:2] == [("idle", 1.0), (limit, 30.0)]
 
 
+def test_a_rest_that_waits_for_less_than_a_millisecond_is_the_writers() -> None:
+    """A fast network: the ACK of each write is there before the next one."""
+    row = {**HEADER, "first_tx_us": 0.5, "next_tx_us": 0.5}
+    done = {**FREE, "snd_una": 4396, "snd_max": 4396, "snd_sb_cc": 0}
+    assert ("nagle", 0.5) not in told([0, 31, 32], FREE, row, done)
+
+
 def test_a_rest_is_held_back_since_the_last_segment_left() -> None:
     """The body was written 20 ms after the header: Nagle's algorithm holds back from then on."""
     row = {**HEADER, "next_tx_us": 10}

@@ -63,6 +63,23 @@ def test_what_held_at_the_close_holds_on_until_a_round_trip_before_the_end(
     assert rows["certain_ns"].sum() == 1 * MS and not rows["lost_records"].any()
 
 
+@pytest.mark.parametrize("rate, limit", [(1_333_000, "pacing"), (9_000_000, "cwnd")])
+def test_pacing_that_gave_more_than_was_sent_did_not_hold_on(rate: int, limit: str) -> None:
+    """120 kB leave in the 90 ms after the close; the socket was paced when it closed."""
+    first = {**SENDING, **LEFT, "packets_out": 80, "snd_max": 81_000, "sk_pacing_status": 1,
+             "pacing_rate": rate}  # fmt: skip
+    last = {**first, "callvalue": 5, "state": 4, "snd_una": 201_001, "snd_max": 201_001,
+            "snd_sb_cc": 0, "srtt_us": 10_000, "packets_out": 0}  # fmt: skip
+    many = {name: [first[name], first[name], value] for name, value in last.items()
+            if name in first and name != "seg_seq"}  # fmt: skip
+    times = [0, 1, 101]
+    many |= {"first_tx_us": [0, 0, 91_000], "next_tx_us": [1000, 2000, 91_000],
+             "busy_us": [0, 0, 0]}  # fmt: skip
+    rows = np.concatenate(list(cut([snapshots(times, **many)])))
+    told = [(LIMITS[one["limit"]], (one["end_ns"] - one["start_ns"]) // MS) for one in rows]
+    assert told[-1] == ("closing", 10) and told[-2][0] == limit and told[-2][1] >= 90
+
+
 def test_slow_start_that_was_over_at_the_end_is_a_part_of_cwnd() -> None:
     values = {**SENDING, **LEFT}
     many = {name: [value] * 3 for name, value in values.items()}

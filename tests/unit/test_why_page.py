@@ -29,3 +29,9 @@ def test_the_matrix_counts_the_parts_of_a_scenario_by_their_time() -> None:
         "| cwnd, recovery | 13.3 | **6.7** | 80.0 |  |",
         "| closing |  |  | **20.0** | 80.0 |",
     ]
+
+
+def test_each_scenario_counts_once_however_often_it_was_played() -> None:
+    found = [Judged("often", ("app",), False, {"app": 0.5}, 0) for _ in range(3)]
+    found.append(Judged("once", ("app",), False, {"app": 1.0}, 0))
+    assert any(one.startswith("| tuned by | 2 | 75.0 % | 50.0 %") for one in page(found, MACHINE))

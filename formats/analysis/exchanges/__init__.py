@@ -17,10 +17,11 @@ from formats.analysis.exchanges.streams import NEEDED, OPTIONAL, calls_of
 from formats.analysis.exchanges.summary import Summary, summarize
 from formats.analysis.exchanges.summary import slowest as slowest_of
 from formats.analysis.exchanges.table import as_arrow, exchanges
-from formats.analysis.exchanges.waiting import Waited, Waiting
+from formats.analysis.exchanges.waiting import Waited, waited
 
 __all__ = [
     "EXCHANGE", "EXCHANGES", "NEEDED", "NULL", "OPTIONAL", "PARTS", "Column", "Exchanges",
-    "Summary", "Waited", "Waiting", "as_arrow", "calls_of", "cut", "did_meanwhile", "draw_requests",
+    "Summary", "Waited", "as_arrow", "calls_of", "cut", "did_meanwhile", "draw_requests",
     "exchanges", "head", "slowest_of", "story", "summarize",
+    "waited",
 ]  # fmt: skip

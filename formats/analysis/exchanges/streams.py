@@ -104,6 +104,7 @@ class Streams:
 
     side: by place, of CLIENT and SERVER. since: by place, when the handshake was over [ns]; -1: the
     connection is older than the capture. ended: by place. latest: by name and place, what names it.
+    servers: ports on which connections were accepted; add those that are known from elsewhere.
     """
 
     def __init__(self, has_calls: bool, at_entry: bool = False) -> None:
@@ -116,7 +117,7 @@ class Streams:
         self._at = {name: np.zeros(0, np.int64) for name in _CARRIED}
         self._seen = np.zeros(0, np.bool_)
         self._held: Snapshots | None = None
-        self._servers: set[int] = set()
+        self.servers: set[int] = set()
 
     def add(self, piece: Snapshots) -> Events:
         """The advances that the piece shows. Of each connection the last snapshot waits: the next
@@ -175,8 +176,8 @@ class Streams:
         place = rows.of_row[opens]
         self.side[place] = np.where(active, CLIENT, SERVER)
         self.since[place] = rows.times[opens]
-        self._servers.update(rows["rport"][opens[active]].tolist())
-        self._servers.update(rows["lport"][opens[~active]].tolist())
+        self.servers.update(rows["rport"][opens[active]].tolist())
+        self.servers.update(rows["lport"][opens[~active]].tolist())
         self.ended[rows.of_row[rows["location"] == _DESTROY]] = True
 
     def _events(self, rows: Grouped, is_new: Array, is_read: Array) -> Events:
@@ -192,10 +193,6 @@ class Streams:
         keep = np.flatnonzero(is_read & found.pop("moved"))
         return Events({name: values[keep] for name, values in found.items()})
 
-    def know_servers(self, before: Streams) -> None:
-        """The ports on which connections were accepted before these begin."""
-        self._servers |= before._servers
-
     def tell_sides(self, events: Events) -> None:
         """Of connections that are older than the capture: by a port on which others were accepted,
         else who speaks first is the client. events: of each place in time order."""
@@ -203,8 +200,8 @@ class Streams:
         at = np.flatnonzero(self.side[place] == UNKNOWN)
         mine, firsts = np.unique(place[at], return_index=True)
         for row, one in zip(at[firsts].tolist(), mine.tolist(), strict=True):
-            local = int(self.latest["lport"][one]) in self._servers
-            remote = int(self.latest["rport"][one]) in self._servers
+            local = int(self.latest["lport"][one]) in self.servers
+            remote = int(self.latest["rport"][one]) in self.servers
             speaks = events["written"][row] > 0
             is_client = remote if local != remote else speaks
             self.side[one] = CLIENT if is_client else SERVER

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.exchanges.cutting import NULL, Exchanges
-from formats.analysis.exchanges.streams import CLIENT, NEEDED, OPTIONAL
+from formats.analysis.exchanges.cutting import NULL
+from formats.analysis.exchanges.streams import CLIENT, NEEDED, OPTIONAL, Streams
 from formats.analysis.exchanges.table import make_cutter
-from formats.analysis.why import Connection, Snapshots, Source
+from formats.analysis.why import Connection, Snapshots, Source, Table
 from formats.analysis.why.grouping import grown
 from formats.analysis.why.peers import is_local
 from formats.analysis.why.words import human_time
@@ -37,15 +37,15 @@ class Waited:
     pause_ns: int
     unanswered_ns: int
 
-    def told(self, one: Connection) -> tuple[list[str], float]:
-        """Sentences, the most important first; and of its time, 0 to 1, what they and shorter
-        waits are: for a program, its own or the peer's, and for round trips to that."""
+    def told(self, one: Connection) -> tuple[list[tuple[float, str]], float]:
+        """Sentences, each with its share of the time, the largest first; and the share of these and
+        of shorter waits: for a program, its own or the peer's, and for round trips to that."""
         duration = _duration(one)
         texts = self._as_client(one) if self.is_client else self._as_server(one)
         told = sorted((item for item in texts if item[0] >= _LEAST * duration),
                       key=lambda item: -item[0])  # fmt: skip
-        sentences = [f"{text}, {min(100 * ns / duration, 100):.0f} % of the time{more}"
-                     for ns, text, more in told]  # fmt: skip
+        sentences = [(ns / duration, f"{text}, {min(100 * ns / duration, 100):.0f} % of the "
+                      f"time{more}") for ns, text, more in told]  # fmt: skip
         return sentences, min(sum(ns for ns, _, _ in texts) / duration, 1.0)
 
     def _waits(self, one: Connection) -> dict[str, int]:
@@ -118,28 +118,45 @@ def _time(ns: int) -> str:
     return human_time(ns / 1000)
 
 
-class Waiting:
-    """Add the pieces of a capture, then finish() it. source: where they come from."""
+def waited(source: Source, whole: Table, conn_ids: Array) -> dict[int, Waited]:
+    """Of these connections, those that asked or answered. source: read from its beginning; whole:
+    the table of all its connections.
 
-    def __init__(self, source: Source) -> None:
-        self._cutter: Exchanges | None = make_cutter(source)
-        if self._cutter is not None:
-            more = (name for name in (*NEEDED, *OPTIONAL) if name in source.known)
-            source.names = [*dict.fromkeys((*source.names, *more))]
+    Connections of which only one side sent data are not read.
+    """
+    both = (whole["bytes_sent"] > 0) & (whole["bytes_received"] > 0)
+    wanted = whole["conn_id"][both & np.isin(whole["conn_id"], conn_ids)].astype(np.uint64)
+    cutter = make_cutter(source) if len(wanted) else None
+    if cutter is None:
+        return {}
+    for role, column in (("active", "rport"), ("passive", "lport")):
+        cutter.streams.servers.update(whole[column][whole["role"] == role].tolist())
+    source.names = [name for name in (*NEEDED, *OPTIONAL) if name in source.known]
+    sums = _Sums()
+    for piece in source.read():
+        sums.add(cutter.add(piece if len(wanted) == len(both) else _only(piece, wanted)))
+    sums.add(cutter.finish())
+    return sums.of(cutter.streams, dict(zip(whole["conn_id"].tolist(), whole["end_ns"].tolist(),
+                                            strict=True)))  # fmt: skip
+
+
+def _only(piece: Snapshots, conn_ids: Array) -> Snapshots:
+    return piece.take(np.flatnonzero(np.isin(piece["conn_id"], conn_ids)))
+
+
+class _Sums:
+    """Adds up exchanges by the places of their connections."""
+
+    def __init__(self) -> None:
         self._sums: dict[str, Array] = {
             name: np.zeros(0, np.int64) for name in (*_SUMS, "count", "end_ns", "asked_ns")
         }
 
-    def add(self, piece: Snapshots) -> None:
-        """The next snapshots."""
-        if self._cutter is not None:
-            self._take(self._cutter.add(piece))
-
-    def _take(self, rows: Array) -> None:
-        assert self._cutter is not None
+    def add(self, rows: Array) -> None:
+        """The next exchanges."""
         sums, place = self._sums, rows["place"]
         for name, values in sums.items():
-            sums[name] = grown(values, len(self._cutter.streams.places))
+            sums[name] = grown(values, int(place.max(initial=-1)) + 1)
         answered = rows["response_bytes"] > 0
         for name in _SUMS:
             known = np.where(rows[name] == NULL, 0, rows[name])
@@ -149,21 +166,16 @@ class Waiting:
         sums["end_ns"][place] = end  # of several the last one stays
         sums["asked_ns"][place] = np.where(answered, 0, end)
 
-    def finish(self, end_ns: Mapping[int, int]) -> dict[int, Waited]:
+    def of(self, streams: Streams, end_ns: Mapping[int, int]) -> dict[int, Waited]:
         """By conn_id. end_ns: when each connection was seen last, by its id."""
-        if self._cutter is None:
-            return {}
-        self._take(self._cutter.finish())
-        streams, sums = self._cutter.streams, self._sums
         found = {}
-        for place in np.flatnonzero(sums["end_ns"][: len(streams.places)]).tolist():
+        # What only one side sends is no request.
+        for place in np.flatnonzero(self._sums["count"]).tolist():
             conn_id = int(streams.latest["conn_id"][place])
-            one = {name: int(values[place]) for name, values in sums.items()}
-            rest = max(end_ns.get(conn_id, 0) - one["end_ns"], 0)
+            one = {name: int(values[place]) for name, values in self._sums.items()}
+            rest = max(end_ns[conn_id] - one["end_ns"], 0)
             unanswered = rest if one["asked_ns"] else 0
-            # What only one side sends is no request.
-            if one["count"]:
-                pause = one["wait_ns"] + rest - unanswered
-                is_client = bool(streams.side[place] == CLIENT)
-                found[conn_id] = Waited(is_client, one, pause, unanswered)
+            pause = one["wait_ns"] + rest - unanswered
+            is_client = bool(streams.side[place] == CLIENT)
+            found[conn_id] = Waited(is_client, one, pause, unanswered)
         return found

@@ -37,7 +37,8 @@ class Ranges:
 
     flow, lo, hi: unwrapped sequence numbers. times: CLOCK_MONOTONIC [ns] by name of TIMES, -1:
     none. has_sender, has_receiver: whether that end was recorded. sent_again: how often it was sent
-    again. overlapping: two calls wrote or read it, so it is not known which.
+    again. overlapping: two calls wrote or read it, so it is not known which. come: when all up to
+    it had come at the latest [ns]; -1: not known. What had come when the capture began is known so.
     """
 
     flow: Array
@@ -48,6 +49,7 @@ class Ranges:
     has_receiver: Mask
     sent_again: Array
     overlapping: Mask
+    come: Array
 
     def __len__(self) -> int:
         return len(self.flow)
@@ -58,6 +60,7 @@ class Ranges:
         return Ranges(
             self.flow[at], self.lo[at], self.hi[at], times, self.has_sender[at],
             self.has_receiver[at], self.sent_again[at], self.overlapping[at],
+            self.come[at],
         )  # fmt: skip
 
 
@@ -201,8 +204,9 @@ class _Join:
         places = self._borders - axis.base[self._local]
         hi = np.append(places[1:], 0)
         found = Ranges(
-            flow, places, hi, times, has_sender, has_receiver, np.maximum(told, 0), overlapping
-        )
+            flow, places, hi, times, has_sender, has_receiver, np.maximum(told, 0), overlapping,
+            np.where(by_then < 0, -1, self._times[by_then]),
+        )  # fmt: skip
         return found.take(self._valid)
 
     def _find_valid(self) -> Mask:

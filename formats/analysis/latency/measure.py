@@ -128,11 +128,11 @@ class Latency:
 
         flags 0: surely; 1: perhaps, as their arrival is not known, but when they were in order is.
         """
-        complete, in_order = ready.times["complete"], ready.times["inorder"]
+        complete = ready.times["complete"]
         sure = complete >= 0
         waiting = np.unique(kept.flow[kept.stage <= Stage.IP_RECV].astype(np.int64))
         parts = []
-        for flag, mine, came in ((0, sure, complete), (1, ~sure, in_order)):
+        for flag, mine, came in ((0, sure, complete), (1, ~sure, ready.come)):
             old = before.flags == flag
             latest = np.full(len(self._flows.done), -1, np.int64)
             np.maximum.at(latest, before.flow[old], before.time[old])

@@ -32,6 +32,7 @@ from formats.analysis.why.limits import (
     Columns,
     is_growing,
     is_paced,
+    runs_bbr,
     tighter_window,
     unsent,
 )
@@ -144,6 +145,14 @@ def find(
 def _held(there: Columns, holds: Array, sent: Array, span_ns: Array) -> NDArray[np.int8]:
     """(k,) what held in such steps, by what held before them, and by their ends. sent: bytes."""
     cwnd = there["snd_cwnd_segs"].astype(np.int64)
+    paced = np.zeros(len(cwnd), np.bool_)
+    if "sk_pacing_status" in there:
+        rate = there["pacing_rate"].astype(np.float64)
+        paced = is_paced(sent, rate * span_ns / 1e9, rate, there["mss"])
+        paced &= there["sk_pacing_status"] > 0
+        # Pacing that gave more than was sent did not hold on.
+        over = (holds == NUMBER["pacing"]) & ~paced & ~runs_bbr(there, slice(None))
+        holds = np.where(over, NUMBER["unknown"], holds)
     # Other records than those of segments are made when an ACK has made room already.
     holds = np.where(holds == NUMBER["unknown"], tighter_window(there), holds)
     # Where slow start was over at the end, nobody knows for how long.
@@ -153,8 +162,5 @@ def _held(there: Columns, holds: Array, sent: Array, span_ns: Array) -> NDArray[
     by_cwnd = np.isin(held, (NUMBER["cwnd"], NUMBER["slow_start"]))
     larger = cwnd * there["mss"] > there["snd_wnd"]
     held = np.where(by_cwnd & larger, NUMBER["rwnd"], held)
-    if "sk_pacing_status" in there:
-        rate = there["pacing_rate"].astype(np.float64)
-        paced = is_paced(sent, rate * span_ns / 1e9, rate, there["mss"])
-        held = np.where(paced & (there["sk_pacing_status"] > 0), NUMBER["pacing"], held)
+    held = np.where(paced, NUMBER["pacing"], held)
     return np.asarray(held.astype(np.int8))

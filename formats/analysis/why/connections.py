@@ -28,7 +28,7 @@ class Connection:
     Round-trip times are None where none was measured. role: active, passive or existing.
     end_reason: see the table's columns. errno: 0 for none. established: whether its handshake was
     over, or it was open before. requests: what formats.analysis.exchanges says of it;
-    requests_share: of its time, what they tell: see exchanges.Waited.
+    requests_shares: of its time, what each of them tells; requests_share: all that they know.
     """
 
     conn_id: int
@@ -94,6 +94,7 @@ class Connection:
     receiving_ns: dict[str, int] = field(default_factory=dict)
     receiving_least_ns: dict[str, int] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
+    requests_shares: list[float] = field(default_factory=list)
     requests_share: float = 0.0
 
     @property

@@ -89,9 +89,11 @@ def held_back(
     written = _written(piece)
     since = np.maximum(_sent_at(piece, rows), before["time"][rows])
     stays = written[rows] == before["written"][rows]
-    stays &= ~is_told[rows] & (piece.times[rows] - since > _HELD_NS)
+    stays &= ~is_told[rows]
     if NEXT_TX in piece.columns:
         stays |= _ends_a_message(piece, written, before, rows)
+    # Where a write is acknowledged within microseconds, its last piece is held back for less.
+    stays &= piece.times[rows] - since > _HELD_NS
     rows, since = rows[stays], since[stays]
     start = before["time"][rows]
     if FIRST_TX in piece.columns:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,7 +14,7 @@ from formats.analysis.why.assemble import Table, connections_table, intervals_ta
 from formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, Column
 from formats.analysis.why.folding import fold
 from formats.analysis.why.intervals import INTERVAL, cut
-from formats.analysis.why.snapshots import Array, Snapshots, Source
+from formats.analysis.why.snapshots import Array, Source
 from formats.base.arrow import import_pyarrow
 from formats.base.errors import UsageError
 from formats.base.installing import how_to_install
@@ -44,15 +44,11 @@ def intervals(capture: Capture) -> Table:
     return found.table()
 
 
-def tables(
-    capture: Capture, with_intervals: bool = True, see: Callable[[Snapshots], None] | None = None
-) -> tuple[Table, Table]:
-    """Both tables, in one pass over the file. Without intervals, the second is empty. see: called
-    with each piece."""
+def tables(capture: Capture, with_intervals: bool = True) -> tuple[Table, Table]:
+    """Both tables, in one pass over the file. Without intervals, the second is empty."""
     rows = _Rows()
     with _source(capture) as source:
-        pieces = source.read() if see is None else _seen(source.read(), see)
-        found = fold(pieces, rows.add if with_intervals else None)
+        found = fold(source.read(), rows.add if with_intervals else None)
         about = source.about()
         reader = source.reader
         others = max(reader.lost - source.placed, 0)
@@ -67,12 +63,6 @@ def tables(
 def _source(capture: Capture) -> AbstractContextManager[Source]:
     """Closed at the end, unless it is the caller's."""
     return nullcontext(capture) if isinstance(capture, Source) else Source(capture)
-
-
-def _seen(pieces: Iterable[Snapshots], see: Callable[[Snapshots], None]) -> Iterator[Snapshots]:
-    for piece in pieces:
-        see(piece)
-        yield piece
 
 
 class _Rows:

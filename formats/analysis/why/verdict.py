@@ -54,10 +54,11 @@ def verdict(one: Connection, peer: Connection | None = None) -> list[str]:
             continue  # they say which end's program it was
         if share >= LEAST_SHARE and name in _SENTENCES:
             found.append((share, f"{_percent(one, name)} of the time {_SENTENCES[name](one)}"))
-    texts = [text for _, text in sorted(found, key=lambda item: -item[0])]
+    asked = list(zip(one.requests_shares, one.requests, strict=True))
+    limits = sorted(found if not one.sends else [*found, *asked], key=lambda item: -item[0])
+    texts = [text for _, text in limits]
     if not one.sends:
-        texts = [*_receiver(one, peer), *texts]
-    texts = [*one.requests, *texts]
+        texts = [*one.requests, *_receiver(one, peer), *texts]
     if name := named(one):
         texts.insert(0, name)
     if end := ending(one):
