@@ -14,7 +14,7 @@ from formats.base.cli import say
 from formats.base.errors import UsageError
 from formats.base.escape import for_terminal
 from formats.base.files import already_there
-from formats.commands.choosing import Chooser, ports_option
+from formats.commands.choosing import Chooser, ports_option, where_option
 from formats.commands.connections import report
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ _TABLES = (".parquet", ".arrow", ".csv", ".json")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
                 type=click.Path(readable=False, path_type=Path))
 @ports_option
-@click.option("-n", "most", type=click.IntRange(1), default=10, show_default=True, metavar="N",
+@where_option("exchanges", "'lport == 443 and request.side == \"server\"'")
+@click.option("-n", "most", type=click.IntRange(0), default=10, show_default=True, metavar="N",
               help="The N connections that were waited for longest.")
 @click.option("--slowest", type=click.IntRange(0), default=5, show_default=True, metavar="N",
               help="Tell of the N exchanges that took longest.")
@@ -42,6 +43,7 @@ _TABLES = (".parquet", ".arrow", ".csv", ".json")
 def command(
     files: tuple[Path, ...],
     ports: tuple[str, ...],
+    where: str | None,
     most: int,
     slowest: int,
     verbose: bool,
@@ -56,11 +58,13 @@ def command(
     until the other side sends, and that answer. Exit code 3: records were lost, or the end is
     unknown; the column certain says of which exchanges.
     """
+    import numpy as np
+
     from formats.analysis.exchanges import did_meanwhile, exchanges
     from formats.analysis.why import Source, has_waits, rows_of
     from formats.registry import group
 
-    chosen = Chooser("requests", files, ports)
+    chosen = Chooser("requests", files, ports, where, of="request")
     captures = group(files)
     _check(outputs, files, force)
     if outputs and len(captures) > 1:
@@ -71,6 +75,7 @@ def command(
             resolved = has_waits(source)
             table = exchanges(source)
             code = max(code, report(source, "requests", paths))
+        origin = int(table["start_ns"].min(initial=np.iinfo(np.int64).max))
         table = chosen(table)
         if paths is captures[-1]:
             chosen.check()
@@ -81,7 +86,10 @@ def command(
                 click.echo(json.dumps(row))
         else:
             meanwhile = did_meanwhile(paths, table, slowest) if resolved else {}
-            _print(table, most, slowest, verbose, meanwhile)
+            if not len(table["conn_id"]) and (ports or where):
+                click.echo("no such exchange in this capture")
+            else:
+                _print(table, most, slowest, verbose, meanwhile, origin)
     return code
 
 
@@ -111,7 +119,7 @@ def _write(table: Table, path: Path, force: bool) -> None:
 
 
 def _print(
-    table: Table, most: int, slowest: int, verbose: bool, meanwhile: dict[int, str]
+    table: Table, most: int, slowest: int, verbose: bool, meanwhile: dict[int, str], origin: int
 ) -> None:
     import numpy as np
 
@@ -147,7 +155,6 @@ def _print(
     slow = slowest_of(table, slowest)
     if len(slow):
         click.echo("the slowest:")
-        origin = int(table["start_ns"].min())
         for at in slow.tolist():
             click.echo(for_terminal(f"    {story(row_of(table, at), origin)}"))
             if at in meanwhile:

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from formats.analysis.exchanges import EXCHANGE, Exchanges, Waited, exchanges, ranked
+from formats.analysis.exchanges import (
+    EXCHANGE,
+    Exchanges,
+    Waited,
+    as_arrow,
+    exchanges,
+    ranked,
+)
 from formats.analysis.exchanges.cutting import NULL
 from formats.analysis.why import Connection
 from formats.base.cli import run
@@ -432,6 +439,15 @@ def test_rows_of_a_file_and_the_command(tmp_path: Path) -> None:
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_request_has_its_time_of_day(tmp_path: Path) -> None:
+    clock = (5 * MS, 1_795_633_144 * 1_000_000_000, 0)  # the first request is written at 5 ms
+    table = exchanges(str(write_requests(tmp_path / "a.pm", client(count=2), clock=clock)))
+    assert table["start"].tolist() == ["2026-11-25T18:59:04.000000Z", "2026-11-25T18:59:04.411100Z"]
+    assert as_arrow(table)["start"].to_pylist() == table["start"].tolist()
+    unknown = exchanges(str(write_requests(tmp_path / "b.pm", client())))
+    assert set(unknown["start"]) == {None}
+
+
 def test_a_connection_can_be_chosen(tmp_path: Path) -> None:
     path = write_requests(tmp_path / "a.pm", client(), client(conn_id=9, lport=41000))
     done = CliRunner().invoke(command, [str(path), "--json", "-p", "41000.80"],
@@ -439,6 +455,22 @@ def test_a_connection_can_be_chosen(tmp_path: Path) -> None:
     assert {json.loads(line)["lport"] for line in done.stdout.splitlines()} == {41000}
     assert run(command, [str(path), "-p", "1.2"], "x") == 2
     assert run(command, [str(path), "-o", str(path)], "x") == 2
+
+
+def test_a_condition_chooses_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(write_requests(tmp_path / "a.pm", client(), server(think=30, count=2)))
+
+    def told(where: str) -> tuple[int, str]:
+        code = run(command, prog="tcpkmon requests", args=[path, "-n", "0", "--where", where])
+        return code, capsys.readouterr().out
+
+    code, text = told('lport == 80 and request.side == "server"')
+    assert code == 3 and "all, as server: 2 exchanges" in text and "as client" not in text
+    assert "all, as client: 3 exchanges" in told("request.think_ms > 100")[1]
+    begin = told("request.number > 0")[1].split(" at ")[1].split()[0]
+    assert begin != "0.000000"  # seconds since the capture's first exchange, whatever is chosen
+    assert told("lport == 9") == (3, "no such exchange in this capture\n")
+    assert run(command, prog="tcpkmon requests", args=[path, "--where", "think_ms > 1"]) == 2
 
 
 def test_why_says_whose_program_it_was(tmp_path: Path) -> None:
