@@ -139,6 +139,28 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert run(path, "-o", path, "--until", middle) == UsageError.exit_code
 
 
+def test_of_a_folder_the_segment_that_has_the_time_is_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = make(tmp_path / "made", 3)
+    folder, out = paths[0].parent, tmp_path / "some.pm"
+    begins = []
+    for path in paths:
+        with Capture(path) as capture:
+            times = np.sort(capture.column("time_ns")[capture.column("location") < 32])
+            begins.append(times[1])
+    assert run(folder, "-o", out, "--since", begins[1], "--until", begins[1] + 1) == 0
+    assert f"of {paths[1]}" in capsys.readouterr().err
+    with Capture(out) as capture:
+        assert begins[1] in capture.column("time_ns")
+    out.unlink()
+    assert run(folder, "-o", out, "--since", begins[1]) == UsageError.exit_code
+    told = capsys.readouterr().err
+    assert f"2 have records of this time: {paths[1].name}, {paths[2].name}" in told
+    assert run(folder, "-o", out, "--until", 1) == UsageError.exit_code
+    assert "0 have records" in capsys.readouterr().err and not out.exists()
+
+
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = write_capture(tmp_path / "run.pm", 300, 5), tmp_path / "some.pm"
     folder = make(tmp_path / "made", 2)[0].parent
@@ -148,7 +170,8 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ((path, "-p", "7"), "not a connection", UsageError),
         ((path, "-p", "7.8"), "no connection 7.8", UsageError),
         ((path, "--where", "nope > 1"), "no column 'nope'", UsageError),
-        ((path, "--since", "noon"), "no time", UsageError),
+        ((path, "--since", "noon"), "(UTC), or CLOCK_MONOTONIC in ns", UsageError),
+        ((folder, "-p", "7.8"), "or give --since and --until", UsageError),
         ((path, "--since", "5"), "does not add up", DamagedError),
         ((folder, "--since", "5"), "cut each file by itself", UsageError),
         ((log, "--since", "5"), "no PSC file", UsageError),
