@@ -14,12 +14,14 @@ import pytest
 
 from formats.base import cli
 from formats.base.errors import DamagedError, FileError, UsageError
+from formats.base.segments import find_segments
 from formats.commands.cut import command
 from formats.psc.header import KIND_SETTINGS, encode_header, text_data
 from formats.psc.reader import Capture
 from formats.verify.psc.check import verify_file
 from formats.verify.psc.cut import cut_file
 from tests.fuzz.seeds import dumps
+from tests.kept.make import unpack
 from tests.unit.captures import FURTHER, CaptureBuilder, clean_capture, full_capture
 from tests.unit.log_maker import make_logs
 from tests.unit.segment_maker import make
@@ -142,21 +144,23 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_of_a_folder_the_segment_that_has_the_time_is_cut(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    paths = make(tmp_path / "made", 3)
-    folder, out = paths[0].parent, tmp_path / "some.pm"
-    begins = []
-    for path in paths:
+    unpack("psc-rotated", tmp_path)
+    folder, out = next(tmp_path.rglob("index.jsonl")).parent, tmp_path / "some.pm"
+    paths = [segment.path(folder) for segment in find_segments(folder)]
+    for at, path in enumerate(paths):
         with Capture(path) as capture:
             times = np.sort(capture.column("time_ns")[capture.column("location") < 32])
-            begins.append(times[1])
-    assert run(folder, "-o", out, "--since", begins[1], "--until", begins[1] + 1) == 0
-    assert f"of {paths[1]}" in capsys.readouterr().err
+        if at and len(times):
+            break
+    middle = times[len(times) // 2]
+    assert run(folder, "-o", out, "--since", middle, "--until", middle) == 0
+    assert f"of {path}" in capsys.readouterr().err and at < len(paths) - 1
     with Capture(out) as capture:
-        assert begins[1] in capture.column("time_ns")
+        assert middle in capture.column("time_ns")
     out.unlink()
-    assert run(folder, "-o", out, "--since", begins[1]) == UsageError.exit_code
+    assert run(folder, "-o", out, "--since", middle) == UsageError.exit_code
     told = capsys.readouterr().err
-    assert f"2 have records of this time: {paths[1].name}, {paths[2].name}" in told
+    assert f"{len(paths) - at} have records of this time: {path.name}, " in told
     assert run(folder, "-o", out, "--until", 1) == UsageError.exit_code
     assert "0 have records" in capsys.readouterr().err and not out.exists()
 
