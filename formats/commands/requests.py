@@ -60,7 +60,7 @@ def command(
     """
     import numpy as np
 
-    from formats.analysis.exchanges import did_meanwhile, exchanges
+    from formats.analysis.exchanges import asked_meanwhile, did_meanwhile, exchanges
     from formats.analysis.why import Source, has_waits, rows_of
     from formats.registry import group
 
@@ -76,7 +76,7 @@ def command(
             table = exchanges(source)
             code = max(code, report(source, "requests", paths))
         origin = int(table["start_ns"].min(initial=np.iinfo(np.int64).max))
-        table = chosen(table)
+        whole, table = table, chosen(table)
         if paths is captures[-1]:
             chosen.check()
         for path in outputs:
@@ -85,7 +85,8 @@ def command(
             for row in rows_of(table):
                 click.echo(json.dumps(row))
         else:
-            meanwhile = did_meanwhile(paths, table, slowest) if resolved else {}
+            meanwhile = [asked_meanwhile(table, whole, slowest)]
+            meanwhile += [did_meanwhile(paths, table, slowest)] if resolved else []
             if not len(table["conn_id"]) and (ports or where):
                 click.echo("no such exchange in this capture")
             else:
@@ -119,7 +120,8 @@ def _write(table: Table, path: Path, force: bool) -> None:
 
 
 def _print(
-    table: Table, most: int, slowest: int, verbose: bool, meanwhile: dict[int, str], origin: int
+    table: Table, most: int, slowest: int, verbose: bool, meanwhile: list[dict[int, str]],
+    origin: int,
 ) -> None:
     import numpy as np
 
@@ -157,8 +159,9 @@ def _print(
         click.echo("the slowest:")
         for at in slow.tolist():
             click.echo(for_terminal(f"    {story(row_of(table, at), origin)}"))
-            if at in meanwhile:
-                click.echo(for_terminal(f"        {meanwhile[at]}"))
+            for told in meanwhile:
+                if at in told:
+                    click.echo(for_terminal(f"        {told[at]}"))
     if table["pipelined"].any():
         say("tcpkmon requests: pipelined requests, or several at once on one connection as in "
             "HTTP/2: the byte streams alone do not tell single ones apart")  # fmt: skip

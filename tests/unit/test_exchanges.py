@@ -16,6 +16,7 @@ from formats.analysis.exchanges import (
     Exchanges,
     Waited,
     as_arrow,
+    asked_meanwhile,
     exchanges,
     ranked,
 )
@@ -356,6 +357,24 @@ def test_without_calls_an_answer_that_lies_is_a_bound_of_the_next_pause() -> Non
         assert (rows["wait_ns"][1:] > 54 * MS).all()
         assert (rows["uncertain_ns"][1:] >= rows["wait_ns"][1:]).all()
         assert not rows["exact"].any()
+
+
+def test_a_proxy_says_whom_it_waited_for(tmp_path: Path) -> None:
+    behind = client(think=300, count=1, conn_id=3, rport=8080)
+    path = write_requests(tmp_path / "a.pm", server(think=400, count=1), behind)
+    whole = exchanges(str(path))
+    served = {name: values[whole["side"] == "server"] for name, values in whole.items()}
+    assert asked_meanwhile(served, whole, 5) == {}, "nobody knows whose they are"
+    whole["pid"] = np.full(2, 7.0)
+    served["pid"] = np.full(1, 7.0)
+    (told,) = asked_meanwhile(served, whole, 5).values()
+    assert told == ("meanwhile its process waited 300 ms for an answer of 10.0.0.1:8080, 75 % of "
+                    "that time")  # fmt: skip
+    whole["pid"][whole["side"] == "client"] = 8
+    assert asked_meanwhile(served, whole, 5) == {}, "another process asked"
+    whole["pid"][:] = 7
+    whole["start_ns"][whole["side"] == "client"] -= 2 * MS
+    assert asked_meanwhile(served, whole, 5) == {}, "it was asked before"
 
 
 def test_what_bounds_leave_open_is_not_named(tmp_path: Path) -> None:
