@@ -21,6 +21,6 @@ from formats.analysis.exchanges.waiting import Waited, Waiting
 
 __all__ = [
     "EXCHANGE", "EXCHANGES", "NEEDED", "NULL", "OPTIONAL", "PARTS", "Column", "Exchanges",
-    "Summary", "Waited", "Waiting", "as_arrow", "asked_meanwhile", "calls_of", "cut", "did_meanwhile",
-    "draw_requests", "exchanges", "head", "slowest_of", "story", "summarize",
+    "Summary", "Waited", "Waiting", "as_arrow", "asked_meanwhile", "calls_of", "cut",
+    "did_meanwhile", "draw_requests", "exchanges", "head", "slowest_of", "story", "summarize",
 ]  # fmt: skip
