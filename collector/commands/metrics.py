@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import click
 
 from collector.commands.metrics_file import TextFile
-from collector.control.client import find_collectors
 from formats.base.cli import say
 from formats.base.errors import FileError, PrivilegeError, TcpkmonError, UsageError
 
@@ -60,6 +59,8 @@ def command(
 
         click.echo(generate_latest(registry), nl=False)
         return 0
+    from collector.control.client import find_collectors
+
     gid = find_gid(group)
     with ExitStack() as stack:
         file = stack.enter_context(TextFile(textfile)) if textfile else None
