@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from collector.commands.metrics_file import TextFile
+from formats.base.cli import say
 from formats.base.errors import FileError, PrivilegeError, TcpkmonError, UsageError
 
 if TYPE_CHECKING:
@@ -61,11 +62,17 @@ def command(
 
         click.echo(generate_latest(registry), nl=False)
         return 0
+    from collector.control.client import find_collectors
+
     gid = find_gid(group)
     with ExitStack() as stack:
         file = stack.enter_context(TextFile(textfile)) if textfile else None
         listener = stack.enter_context(open_listener(listen, gid)) if listen else None
         drop_root(gid)
+        try:
+            find_collectors()
+        except PrivilegeError as error:
+            say("; ".join(f"tcpkmon metrics: {line}" for line in error.lines()))
         if once and file is not None:
             write(registry, file)
             return 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -57,7 +58,10 @@ def ask_all() -> tuple[dict[str, Answer], int]:
     """
     found: dict[str, Answer] = {}
     silent = 0
-    for name, collector in named().items():
+    running: dict[str, Any] = {}
+    with suppress(PrivilegeError):  # the command told it when it began
+        running = named()
+    for name, collector in running.items():
         client = Client(collector, _ASK_S)
         try:
             try:

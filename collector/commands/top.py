@@ -38,7 +38,7 @@ ASKED = 200
 @click.command("top")
 @click.option("--by", type=click.Choice(GROUPS), default=None,
               help="Groups of connections in place of connections: by the port that was called, "
-              "the peer's address, or the process.")
+              "the peer's address, the process, or its name: of all processes with that.")
 @click.option("--sort", default="rate", show_default=True, metavar="KEY",
               help="rate, acked, received, retransmits, srtt_us, min_rtt_us or snd_cwnd_segs; of "
               "groups also opened, closed or open.")

@@ -57,10 +57,16 @@ class Collector:
 
 
 def find_collectors(folder: Path | None = None) -> tuple[Collector, ...]:
-    """The collectors that run here, by PID. Sockets of dead ones are ignored."""
+    """The collectors that run here, by PID. Sockets of dead ones are ignored. PrivilegeError where
+    this user may not look."""
     folder = folder or control_folder()
     try:
         names = os.listdir(folder)
+    except PermissionError as error:
+        raise PrivilegeError(
+            f"{folder}, where captures listen: {error.strerror}",
+            "who asks them must be able to enter it and the folders above",
+        ) from error
     except OSError:
         return ()
     found = []

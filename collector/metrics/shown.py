@@ -25,7 +25,8 @@ SHOWN = (
 """Columns that are told as they are, if the capture stores them."""
 _RATES = ("acked_rate", "received_rate", "retransmits_rate", "opened_rate", "closed_rate")
 _TOLD = ("id", "acked", "received", "retransmits", *_RATES)
-_NEEDED = {"port": ("lport", "rport"), "peer": ("raddr",), "process": ("comm",)}
+_NEEDED = {"port": ("lport", "rport"), "peer": ("raddr",), "process": ("comm",),
+           "command": ("comm",)}  # fmt: skip
 _LOCAL = 1 << 16
 _V4_MAPPED = bytes(10) + b"\xff\xff"
 Rows = NDArray[Any]
@@ -160,6 +161,8 @@ def _keys_of(totals: Rows, rows: Rows, by: str) -> Rows:
     """(n,) a value for each row: rows of one group have the same."""
     if by == "peer":
         return _opaque(rows["raddr"])
+    if by == "command":
+        return _opaque(rows["comm"])
     if by == "process":
         names = [name for name in ("pid", "comm") if name in (rows.dtype.names or ())]
         packed = np.zeros(len(rows), [(name, rows.dtype[name]) for name in names])
@@ -177,6 +180,8 @@ def _labels(keys: Rows, rows: Rows, by: str) -> list[str]:
         return _texts(rows["raddr"], address_of)
     if by == "process":
         return _owners(rows)
+    if by == "command":
+        return [name or "-" for name in _texts(rows["comm"], text_of)]
     return [f"{'local' if key & _LOCAL else 'remote'} {key % _LOCAL}" for key in keys.tolist()]
 
 

@@ -2,7 +2,7 @@
 """The words of tcpkmon top: keys to sort by, groups, short names of states."""
 
 SORTS = ("rate", "acked", "received", "retransmits", "srtt_us", "min_rtt_us", "snd_cwnd_segs", "id")
-GROUPS = ("port", "peer", "process")
+GROUPS = ("port", "peer", "process", "command")
 GROUP_SORTS = ("rate", "acked", "received", "retransmits", "opened", "closed", "open")
 STATES = ("", "ESTAB", "SYN-S", "SYN-R", "FIN1", "FIN2", "TIMEW", "CLOSE", "CLOSEW", "LASTA",
           "LISTEN", "CLOSNG")  # fmt: skip

@@ -98,7 +98,7 @@ class Request:
     requests: bool = option(
         "--requests", FLAG, "Record what tcpkmon requests needs for exact times: the calls of both "
         "ends and their processes. Short for --locations default,SEND_CALL,RECEIVE_CALL --columns "
-        "default,pid,comm,netns,seg_ack, which more of both adds to.")
+        "default,pid,comm,netns,seg_ack, which more of both adds to.", True)
     metrics: bool = option(
         "--metrics", FLAG,
         "Count for tcpkmon metrics from the start, not from its first question on.")

@@ -35,7 +35,7 @@ COMPARISONS = ("<=", ">=", "==", "!=", "<", ">")
 _TOKEN = re.compile(
     r"""(?P<space>\s+)
       | (?P<number>[0-9][0-9.]*(?:[eE][-+][0-9]+)?[0-9A-Za-z_.]*%?)
-      | (?P<string>"[^"\n]*")
+      | (?P<string>"[^"\n]*"|'[^'\n]*')
       | (?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)?)
       | (?P<mark><=|>=|==|!=|[-+*/()<>:,])
       | (?P<other>.)""",
@@ -317,4 +317,6 @@ class _Parser:
             what = self._what.split()[1]
             return Mistake(f"expected {wanted}, but the {what} ends here", token.at)
         hint = " (did you mean '=='?)" if token.text == "=" else ""
+        if token.text.count(".") > 1 and "assertion" in self._what:
+            hint = ' (write a text as "text")'
         return Mistake(f"expected {wanted}, found '{for_terminal(token.text)}'{hint}", token.at)

@@ -25,15 +25,20 @@ def ports_option(function: _Function) -> _Function:
 
 def choosing_options(function: _Function) -> _Function:
     """Add -p and --where, which the command gets as `ports` and `where`."""
-    by_condition = click.option(
+    return ports_option(where_option("connections", "'rport == 443'")(function))
+
+
+def where_option(what: str, example: str) -> Callable[[_Function], _Function]:
+    """Add --where, a condition on the columns of `what`, which the command gets as `where`."""
+    return click.option(
         "--where", metavar="CONDITION",
-        help="Only connections for which this holds, as in tcpkmon check: 'rport == 443'.",
+        help=f"Only {what} for which this holds, as in tcpkmon check: {example}.",
     )  # fmt: skip
-    return ports_option(by_condition(function))
 
 
 class Chooser:
-    """Leaves the chosen connections of tables. UsageError, ExpressionError.
+    """Leaves the chosen rows of tables: of connections, or (of) requests. UsageError,
+    ExpressionError.
 
     A connection of -p that is in none of the tables is an error, if it is the only one, else a
     note. That --where holds for none is an answer.
@@ -41,13 +46,13 @@ class Chooser:
 
     def __init__(
         self, command: str, files: tuple[Path, ...], ports: tuple[str, ...],
-        where: str | None = None,
+        where: str | None = None, of: str = "connection",
     ) -> None:  # fmt: skip
         from formats.analysis.check import parse_where
 
-        self._command, self._files = command, files
+        self._command, self._files, self._of = command, files, of
         self._pairs = tuple(parse_connection(text) for text in ports)
-        self._where = parse_where(where) if where is not None else None
+        self._where = parse_where(where, of) if where is not None else None
         self._seen: set[tuple[int, int]] = set()
 
     def __call__(self, table: Table) -> Table:
@@ -58,7 +63,7 @@ class Chooser:
             table = choose(table, None, self._pairs)
             ends = zip(table["lport"].tolist(), table["rport"].tolist(), strict=True)
             self._seen.update(ends)
-        return choose(table, self._where)
+        return choose(table, self._where, what=self._of)
 
     def check(self) -> None:
         """Say which connections were in no table."""

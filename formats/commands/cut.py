@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,10 @@ from formats.base.errors import UsageError
 from formats.commands.choosing import Chooser, choosing_options
 
 if TYPE_CHECKING:
+    from formats.klogger.clock import Moment
     from formats.psc.reader import Capture
+
+_HOW = "give 2026-01-31T12:00:00 (UTC), or CLOCK_MONOTONIC in ns"
 
 
 @click.command("cut")
@@ -33,13 +37,15 @@ def command(
     output: Path,
     force: bool,
 ) -> int:
-    """Cut records out of a PSC file: what is left is a capture of its own, which verify proves.
+    """Cut records out of a PSC file, or of the segment that has the time in a folder of them: what
+    is left is a capture of its own, which verify proves.
 
     It is as if a filter had left the others out: the ledger counts them as filtered, and the
     header (settings, `cut`) says what was asked for. TIME is 2026-01-31T12:00:00 (UTC), or
     CLOCK_MONOTONIC in ns. FILE must add up, see tcpkmon verify. Exit code 3: FILE has losses, or
     its end is unknown; so has OUT.
     """
+    from formats.klogger.clock import parse_time
     from formats.psc.reader import Capture
     from formats.registry import kind_of
     from formats.verify import cut_file
@@ -49,8 +55,9 @@ def command(
     if output.exists() and file.exists() and output.samefile(file):
         raise UsageError(f"-o {output} is the capture itself", "choose another name")
     chosen = Chooser("cut", (file,), ports, where)
+    first, last = (parse_time(text, "mono", _HOW) if text else None for text in (since, until))
     if kind_of(file) == "psc" and file.is_dir():
-        raise UsageError(f"{file} is a folder of segments", "cut each file by itself")
+        file = _segment(file, first, last)
     if kind_of(file) != "psc":
         raise UsageError(
             f"{file} is no PSC file, and others cannot be cut",
@@ -59,7 +66,7 @@ def command(
     ids = _ids(file, chosen) if ports or where else None
     asked = {"since": since, "until": until, "connections": " ".join(ports) or None, "where": where}
     with Capture(file) as capture:
-        report = cut_file(capture, output, _keep(capture, since, until, ids), asked, force)
+        report = cut_file(capture, output, _keep(capture, first, last, ids), asked, force)
     say(f"tcpkmon cut: {output}: {report.totals.in_file:,} records left; {report.verdict}")
     return report.exit_code
 
@@ -74,18 +81,47 @@ def _ids(file: Path, chosen: Chooser) -> Any:
     return found
 
 
-def _keep(capture: Capture, since: str | None, until: str | None, ids: Any) -> Any:
+def _segment(folder: Path, first: Moment | None, last: Moment | None) -> Path:
+    """The only segment in a folder that has records of this time. UsageError."""
     import numpy as np
 
-    from formats.klogger.clock import parse_time
+    from formats.base.segments import find_segments
+    from formats.psc.reader import Capture
 
-    first, last = (parse_time(text, "mono") if text else None for text in (since, until))
+    if first is None and last is None:
+        raise UsageError(f"{folder} is a folder of segments",
+                         "cut each file by itself, or give --since and --until")  # fmt: skip
+    found = []
+    for path in (segment.path(folder) for segment in find_segments(folder)):
+        with Capture(path) as capture:
+            count = len(capture)
+            outside = [last is not None and _times(capture, 0, 1, last.is_real) > last.ns]
+            end = max(count - 1, 0)
+            outside += [first is not None and _times(capture, end, count, first.is_real) < first.ns]
+        if not any(np.all(one) for one in outside):
+            found.append(path)
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise UsageError(f"{folder} is a folder of segments, of which {len(found)} have records of "
+                         f"this time: {names}", "cut each file by itself")  # fmt: skip
+    say(f"tcpkmon cut: of {found[0]}")
+    return found[0]
 
-    def times(start: int, stop: int, is_real: bool) -> Any:
-        found = capture.column("time", start, stop) if is_real else capture.mono_ns(start, stop)
-        if found is None:
-            raise UsageError(f"{capture.path} has no column time_ns", "give a time of day")
-        return found.astype(np.int64)
+
+def _times(capture: Capture, start: int, stop: int, is_real: bool) -> Any:
+    """[ns] of rows. UsageError."""
+    import numpy as np
+
+    found = capture.column("time", start, stop) if is_real else capture.mono_ns(start, stop)
+    if found is None:
+        raise UsageError(f"{capture.path} has no column time_ns", "give a time of day")
+    return found.astype(np.int64)
+
+
+def _keep(capture: Capture, first: Moment | None, last: Moment | None, ids: Any) -> Any:
+    import numpy as np
+
+    times = partial(_times, capture)
 
     def keep(start: int, stop: int) -> Any:
         mask = np.ones(stop - start, np.bool_)

@@ -78,9 +78,14 @@ def command(
     from formats.analysis import open_log
     from formats.analysis.latency import Latency, Summary, find_flows, make_report
     from formats.analysis.latency import as_json as report_json
+    from formats.registry import kind_of
 
     pairs = [parse_connection(text) for text in ports]
     table = _check(files, outputs, force)
+    for path in files:
+        if path.exists() and kind_of(path) == "psc":
+            raise UsageError(f"{path} is a PSC file, which has no events of schema magnet",
+                             "collect --latency records them; tcpkmon why reads this")  # fmt: skip
     with open_log(*files) as log:
         latency = Latency(log)
         survey = latency.survey

@@ -14,7 +14,7 @@ from formats.base.cli import say
 from formats.base.errors import UsageError
 from formats.base.escape import for_terminal
 from formats.base.files import already_there
-from formats.commands.choosing import Chooser, ports_option
+from formats.commands.choosing import Chooser, ports_option, where_option
 from formats.commands.connections import report
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ _TABLES = (".parquet", ".arrow", ".csv", ".json")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
                 type=click.Path(readable=False, path_type=Path))
 @ports_option
-@click.option("-n", "most", type=click.IntRange(1), default=10, show_default=True, metavar="N",
+@where_option("exchanges", "'lport == 443 and request.side == \"server\"'")
+@click.option("-n", "most", type=click.IntRange(0), default=10, show_default=True, metavar="N",
               help="The N connections that were waited for longest.")
 @click.option("--slowest", type=click.IntRange(0), default=5, show_default=True, metavar="N",
               help="Tell of the N exchanges that took longest.")
@@ -42,6 +43,7 @@ _TABLES = (".parquet", ".arrow", ".csv", ".json")
 def command(
     files: tuple[Path, ...],
     ports: tuple[str, ...],
+    where: str | None,
     most: int,
     slowest: int,
     verbose: bool,
@@ -56,11 +58,13 @@ def command(
     until the other side sends, and that answer. Exit code 3: records were lost, or the end is
     unknown; the column certain says of which exchanges.
     """
-    from formats.analysis.exchanges import did_meanwhile, exchanges
+    import numpy as np
+
+    from formats.analysis.exchanges import asked_meanwhile, did_meanwhile, exchanges
     from formats.analysis.why import Source, has_waits, rows_of
     from formats.registry import group
 
-    chosen = Chooser("requests", files, ports)
+    chosen = Chooser("requests", files, ports, where, of="request")
     captures = group(files)
     _check(outputs, files, force)
     if outputs and len(captures) > 1:
@@ -71,7 +75,8 @@ def command(
             resolved = has_waits(source)
             table = exchanges(source)
             code = max(code, report(source, "requests", paths))
-        table = chosen(table)
+        origin = int(table["start_ns"].min(initial=np.iinfo(np.int64).max))
+        whole, table = table, chosen(table)
         if paths is captures[-1]:
             chosen.check()
         for path in outputs:
@@ -80,8 +85,12 @@ def command(
             for row in rows_of(table):
                 click.echo(json.dumps(row))
         else:
-            meanwhile = did_meanwhile(paths, table, slowest) if resolved else {}
-            _print(table, most, slowest, verbose, meanwhile)
+            meanwhile = [asked_meanwhile(table, whole, slowest)]
+            meanwhile += [did_meanwhile(paths, table, slowest)] if resolved else []
+            if not len(table["conn_id"]) and (ports or where):
+                click.echo("no such exchange in this capture")
+            else:
+                _print(table, most, slowest, verbose, meanwhile, origin)
     return code
 
 
@@ -111,7 +120,8 @@ def _write(table: Table, path: Path, force: bool) -> None:
 
 
 def _print(
-    table: Table, most: int, slowest: int, verbose: bool, meanwhile: dict[int, str]
+    table: Table, most: int, slowest: int, verbose: bool, meanwhile: list[dict[int, str]],
+    origin: int,
 ) -> None:
     import numpy as np
 
@@ -147,11 +157,11 @@ def _print(
     slow = slowest_of(table, slowest)
     if len(slow):
         click.echo("the slowest:")
-        origin = int(table["start_ns"].min())
         for at in slow.tolist():
             click.echo(for_terminal(f"    {story(row_of(table, at), origin)}"))
-            if at in meanwhile:
-                click.echo(for_terminal(f"        {meanwhile[at]}"))
+            for told in meanwhile:
+                if at in told:
+                    click.echo(for_terminal(f"        {told[at]}"))
     if table["pipelined"].any():
         say("tcpkmon requests: pipelined requests, or several at once on one connection as in "
             "HTTP/2: the byte streams alone do not tell single ones apart")  # fmt: skip

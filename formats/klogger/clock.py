@@ -72,10 +72,14 @@ class LogClock:
         return mono - self._zero_ns if self.kind == "rel" else mono
 
 
-def parse_time(text: str, kind: str) -> Moment:
+_HOW = "give 2026-01-31T12:00:00, ns with --time mono, seconds with --time rel or epoch"
+
+
+def parse_time(text: str, kind: str, how: str = _HOW) -> Moment:
     """A time of --since or --until: ISO 8601 (UTC without a zone), or a number as --time prints.
 
-    The number is in ns for mono, otherwise in seconds. Raises UsageError.
+    The number is in ns for mono, otherwise in seconds. how: what to try, where it is none. Raises
+    UsageError.
     """
     try:
         if kind == "mono" and text.isascii() and text.isdigit():
@@ -91,10 +95,7 @@ def parse_time(text: str, kind: str) -> Moment:
         plain = _FRACTION.sub(lambda match: match[0][:7].ljust(7, "0"), text.replace("Z", "+00:00"))
         moment = datetime.datetime.fromisoformat(plain)
     except ValueError as error:
-        raise UsageError(
-            f"no time: '{text}'",
-            "give 2026-01-31T12:00:00, ns with --time mono, seconds with --time rel or epoch",
-        ) from error
+        raise UsageError(f"no time: '{text}'", how) from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.timezone.utc)
     since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)

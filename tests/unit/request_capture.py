@@ -152,11 +152,12 @@ def entries_of(*sockets: Socket) -> tuple[Any, Any, int]:
     return rows, columns, size
 
 
-def write_requests(path: Path, *sockets: Socket, locations: Any = None) -> Path:
-    """A PSC file of them. locations: as its header has them; CALLS."""
+def write_requests(path: Path, *sockets: Socket, locations: Any = None,
+                   clock: tuple[int, int, int] | None = None) -> Path:  # fmt: skip
+    """A PSC file of them. locations: as its header has them; CALLS. clock: of its header."""
     rows, columns, size = entries_of(*sockets)
     header = writer_header(columns, size, mods=3, version="tcpkmon", mclsize=4096, host="unit",
-                           kernel="6.1.0 test",
+                           kernel="6.1.0 test", clock=clock,
                            settings={"locations": locations or CALLS})  # fmt: skip
     lost = int(rows["seq"][-1]) - len(rows) - 1
     end = control.encode_many([control.End(0, len(rows), lost, 0)], rows.dtype)

@@ -256,3 +256,10 @@ def test_numbers() -> None:
         left, right = node.operands
         assert isinstance(left, Call) and isinstance(right, Number)
         assert float(right.value) == pytest.approx(value)
+
+
+def test_texts_have_either_quotes_and_addresses_need_them(capture: Capture) -> None:
+    assert check(capture, ["limit_share('rwnd') <= 1", "raddr != '10.0.0.9'"])[0].ok
+    with pytest.raises(ExpressionError) as caught:
+        check(capture, ["raddr == 10.0.0.9"])
+    assert caught.value.lines()[0].endswith('found \'10.0.0.9\' (write a text as "text")')

@@ -14,12 +14,14 @@ import pytest
 
 from formats.base import cli
 from formats.base.errors import DamagedError, FileError, UsageError
+from formats.base.segments import find_segments
 from formats.commands.cut import command
 from formats.psc.header import KIND_SETTINGS, encode_header, text_data
 from formats.psc.reader import Capture
 from formats.verify.psc.check import verify_file
 from formats.verify.psc.cut import cut_file
 from tests.fuzz.seeds import dumps
+from tests.kept.make import unpack
 from tests.unit.captures import FURTHER, CaptureBuilder, clean_capture, full_capture
 from tests.unit.log_maker import make_logs
 from tests.unit.segment_maker import make
@@ -139,6 +141,30 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert run(path, "-o", path, "--until", middle) == UsageError.exit_code
 
 
+def test_of_a_folder_the_segment_that_has_the_time_is_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unpack("psc-rotated", tmp_path)
+    folder, out = next(tmp_path.rglob("index.jsonl")).parent, tmp_path / "some.pm"
+    paths = [segment.path(folder) for segment in find_segments(folder)]
+    for at, path in enumerate(paths):
+        with Capture(path) as capture:
+            times = np.sort(capture.column("time_ns")[capture.column("location") < 32])
+        if at and len(times):
+            break
+    middle = times[len(times) // 2]
+    assert run(folder, "-o", out, "--since", middle, "--until", middle) == 0
+    assert f"of {path}" in capsys.readouterr().err and at < len(paths) - 1
+    with Capture(out) as capture:
+        assert middle in capture.column("time_ns")
+    out.unlink()
+    assert run(folder, "-o", out, "--since", middle) == UsageError.exit_code
+    told = capsys.readouterr().err
+    assert f"{len(paths) - at} have records of this time: {path.name}, " in told
+    assert run(folder, "-o", out, "--until", 1) == UsageError.exit_code
+    assert "0 have records" in capsys.readouterr().err and not out.exists()
+
+
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = write_capture(tmp_path / "run.pm", 300, 5), tmp_path / "some.pm"
     folder = make(tmp_path / "made", 2)[0].parent
@@ -148,7 +174,8 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ((path, "-p", "7"), "not a connection", UsageError),
         ((path, "-p", "7.8"), "no connection 7.8", UsageError),
         ((path, "--where", "nope > 1"), "no column 'nope'", UsageError),
-        ((path, "--since", "noon"), "no time", UsageError),
+        ((path, "--since", "noon"), "(UTC), or CLOCK_MONOTONIC in ns", UsageError),
+        ((folder, "-p", "7.8"), "or give --since and --until", UsageError),
         ((path, "--since", "5"), "does not add up", DamagedError),
         ((folder, "--since", "5"), "cut each file by itself", UsageError),
         ((log, "--since", "5"), "no PSC file", UsageError),

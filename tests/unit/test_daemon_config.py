@@ -106,6 +106,12 @@ def test_a_capture_without_keys_is_that_of_collect(tmp_path: Path) -> None:
     )
 
 
+def test_what_requests_need_is_one_key(tmp_path: Path) -> None:
+    (web,) = captures(write(tmp_path, "[capture.web]\nrequests = true\n")).values()
+    assert web.request.locations == "default,SEND_CALL,RECEIVE_CALL"
+    assert web.request.columns == "default,pid,comm,netns,seg_ack"
+
+
 def test_a_flight_recorder(tmp_path: Path) -> None:
     text = "[capture.a.recorder]\nlast = {}\non = ['rto', 'retrans_out > 3']\n"
     found = {

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from formats.analysis.exchanges import EXCHANGE, Exchanges, Waited, exchanges, ranked
+from formats.analysis.exchanges import (
+    EXCHANGE,
+    Exchanges,
+    Waited,
+    as_arrow,
+    asked_meanwhile,
+    exchanges,
+    ranked,
+)
 from formats.analysis.exchanges.cutting import NULL
 from formats.analysis.why import Connection
 from formats.base.cli import run
@@ -351,6 +359,24 @@ def test_without_calls_an_answer_that_lies_is_a_bound_of_the_next_pause() -> Non
         assert not rows["exact"].any()
 
 
+def test_a_proxy_says_whom_it_waited_for(tmp_path: Path) -> None:
+    behind = client(think=300, count=1, conn_id=3, rport=8080)
+    path = write_requests(tmp_path / "a.pm", server(think=400, count=1), behind)
+    whole = exchanges(str(path))
+    served = {name: values[whole["side"] == "server"] for name, values in whole.items()}
+    assert asked_meanwhile(served, whole, 5) == {}, "nobody knows whose they are"
+    whole["pid"] = np.full(2, 7.0)
+    served["pid"] = np.full(1, 7.0)
+    (told,) = asked_meanwhile(served, whole, 5).values()
+    assert told == ("meanwhile its process waited 300 ms for an answer of 10.0.0.1:8080, 75 % of "
+                    "that time")  # fmt: skip
+    whole["pid"][whole["side"] == "client"] = 8
+    assert asked_meanwhile(served, whole, 5) == {}, "another process asked"
+    whole["pid"][:] = 7
+    whole["start_ns"][whole["side"] == "client"] -= 2 * MS
+    assert asked_meanwhile(served, whole, 5) == {}, "it was asked before"
+
+
 def test_what_bounds_leave_open_is_not_named(tmp_path: Path) -> None:
     one, two = Socket().open(1, active=True), Socket().open(1, active=True)
     for socket, segments in ((one, 1), (two, 2)):
@@ -432,6 +458,15 @@ def test_rows_of_a_file_and_the_command(tmp_path: Path) -> None:
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_request_has_its_time_of_day(tmp_path: Path) -> None:
+    clock = (5 * MS, 1_795_633_144 * 1_000_000_000, 0)  # the first request is written at 5 ms
+    table = exchanges(str(write_requests(tmp_path / "a.pm", client(count=2), clock=clock)))
+    assert table["start"].tolist() == ["2026-11-25T18:59:04.000000Z", "2026-11-25T18:59:04.411100Z"]
+    assert as_arrow(table)["start"].to_pylist() == table["start"].tolist()
+    unknown = exchanges(str(write_requests(tmp_path / "b.pm", client())))
+    assert set(unknown["start"]) == {None}
+
+
 def test_a_connection_can_be_chosen(tmp_path: Path) -> None:
     path = write_requests(tmp_path / "a.pm", client(), client(conn_id=9, lport=41000))
     done = CliRunner().invoke(command, [str(path), "--json", "-p", "41000.80"],
@@ -439,6 +474,22 @@ def test_a_connection_can_be_chosen(tmp_path: Path) -> None:
     assert {json.loads(line)["lport"] for line in done.stdout.splitlines()} == {41000}
     assert run(command, [str(path), "-p", "1.2"], "x") == 2
     assert run(command, [str(path), "-o", str(path)], "x") == 2
+
+
+def test_a_condition_chooses_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(write_requests(tmp_path / "a.pm", client(), server(think=30, count=2)))
+
+    def told(where: str) -> tuple[int, str]:
+        code = run(command, prog="tcpkmon requests", args=[path, "-n", "0", "--where", where])
+        return code, capsys.readouterr().out
+
+    code, text = told('lport == 80 and request.side == "server"')
+    assert code == 3 and "all, as server: 2 exchanges" in text and "as client" not in text
+    assert "all, as client: 3 exchanges" in told("request.think_ms > 100")[1]
+    begin = told("request.number > 0")[1].split(" at ")[1].split()[0]
+    assert begin != "0.000000"  # seconds since the capture's first exchange, whatever is chosen
+    assert told("lport == 9") == (3, "no such exchange in this capture\n")
+    assert run(command, prog="tcpkmon requests", args=[path, "--where", "think_ms > 1"]) == 2
 
 
 def test_why_says_whose_program_it_was(tmp_path: Path) -> None:

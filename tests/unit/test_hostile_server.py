@@ -105,6 +105,23 @@ def test_another_user_is_not_believed() -> None:
         folder.rmdir()
 
 
+ASKS = """
+import os, sys
+from collector.control.client import find_collectors
+os.setresuid(12345, 12345, 12345)
+find_collectors()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user is needed")
+def test_a_folder_that_nobody_else_may_enter_is_not_an_empty_one(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    environment = {**os.environ, "TCPKMON_RUN": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True,
+                          env=environment, check=False)  # fmt: skip
+    assert f"{tmp_path}, where captures listen: Permission denied" in done.stderr
+
+
 WRONG = (
     b'{"records": ' + HUGE + b"}", b'{"ring_fill": 1e999}', b'{"ring_fill": NaN}',
     b'{"a": -Infinity}', b'{"recorder": {"oldest": "x"}}', b'{"recorder": {"oldest": 1e300}}',

@@ -17,6 +17,7 @@ from formats.base import cli
 from formats.commands.latency import command
 from tests.unit.magnet_log import write_folder
 from tests.unit.test_latency import FIRST, A, begin, transfer
+from tests.unit.why_capture import write_capture
 
 
 @pytest.fixture
@@ -28,6 +29,13 @@ def folder(tmp_path: Path) -> Path:
 
 def run(*words: object) -> int:
     return cli.run(command, [str(word) for word in words])
+
+
+def test_a_psc_file_is_told_what_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(write_capture(tmp_path / "run.pm", 100, 2)) == 2
+    assert "no events of schema magnet; collect --latency records" in capsys.readouterr().err
 
 
 def test_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -202,7 +202,9 @@ def test_connections_shorter_than_a_second_are_shown_once_and_counted(
     processes = table.top("acked", 5, "process")["rows"]
     assert processes["group"] == ["server", "client"]
     assert len(table.top("rate", 5, "peer")["rows"]["group"]) == 1
-    assert found["groups"] == ["port", "peer", "process"]
+    assert found["groups"] == ["port", "peer", "process", "command"]
+    commands = table.top("acked", 5, "command")["rows"]
+    assert commands["group"] == ["server", "client"] and sum(commands["opened_rate"]) == 600
     now_s[0] += 1
     short_connections(table, layout, 1000, 10)
     found = table.top("rate", 200)
@@ -210,6 +212,21 @@ def test_connections_shorter_than_a_second_are_shown_once_and_counted(
     now_s[0] += 60  # nobody asks any more
     short_connections(table, layout, 2000, 10)
     assert table.top("rate", 200)["rows"]["id"] == []
+
+
+def test_a_command_is_all_processes_of_that_name() -> None:
+    layout = make_layout(
+        SCHEMA, choose_columns(SCHEMA.event("SNAPSHOT"), "default,pid,comm"), ()
+    )
+    table = Watching(layout.dtype, AT)
+    table.top("rate", 5)
+    made = np.zeros(3, layout.dtype)
+    made["conn_id"], made["pid"], made["comm"] = [1, 2, 3], [11, 12, 13], [b"curl", b"curl", b"a"]
+    made["location"], made["state"] = AT["SEGMENT_RECEIVED"], 1
+    table.add(made)
+    assert len(table.top("open", 5, "process")["rows"]["group"]) == 3
+    commands = table.top("open", 5, "command")["rows"]
+    assert (commands["group"], commands["open"]) == (["curl", "a"], [2, 1])
 
 
 def test_groups_need_their_columns() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from formats.analysis.why import Connection, Peers, connections, verdict
+from formats.analysis.why import Connection, Peers, connections, together, verdict
 from formats.commands import why
 from tests.unit.test_why import limit_of, sentence
 from tests.unit.test_why_losses import folder_of, log_of, snapshot
@@ -173,3 +173,22 @@ def test_many_ends_are_counted(tmp_path: Path) -> None:
     done = CliRunner().invoke(why.command, [str(folder_of(tmp_path / "log", log)), "-n", "1"],
                               standalone_mode=False)  # fmt: skip
     assert done.stdout.rstrip().endswith("; 12 reset by the peer")
+
+
+def test_a_peer_that_is_gone_is_counted_where_few_are_told(tmp_path: Path) -> None:
+    one = connections(write_capture(tmp_path / "a.pm", records=300, flows=3))
+    one["rto_unanswered"][1], one["silent_us"][1] = 5, 9e6
+    one["rto_unanswered_us"][1] = 8e6
+    assert together(one, 2).endswith(
+        "; of all 3: 1 without any answer of the peer since a timeout"
+    )
+    one["silent_us"][1] = 7e6  # segments arrived meanwhile
+    assert together(one, 2).endswith("-n shows more")
+
+
+def test_more_than_all_that_is_sent_again_is_told_in_plain_numbers() -> None:
+    values = {"limit_ns": {"recovery": 8_000 * MS}, "segments_retransmitted": 8}
+    assert "(345 % of the data" in sentence(**values, retrans_ratio=3.451)[1][0]
+    assert "(9.9 % of the data" in sentence(**values, retrans_ratio=0.09871)[1][0]
+    assert "(99 % of the data" in sentence(**values, retrans_ratio=0.994)[1][0]
+    assert "(100 % of the data" in sentence(**values, retrans_ratio=0.997)[1][0]

@@ -30,6 +30,16 @@ REQUEST_KINDS = {
     _IN_MS.get(column.name, f"{REQUEST}{column.name}"): _KINDS[column.kind]
     for column in exchanges.EXCHANGES
 }
+
+
+def in_ms(requests: why.Table) -> dict[str, Array]:
+    """The columns of exchanges as assertions have them: with a prefix, their times in ms."""
+    return {
+        _IN_MS.get(name, f"{REQUEST}{name}"): values / 1e6 if name in _IN_MS else values
+        for name, values in requests.items()
+    }
+
+
 _ALWAYS = ("conn_id", "location", "lport", "rport", "state")
 """What Source needs to tell the records of connections."""
 
@@ -122,11 +132,7 @@ class Capture:
 
     def _requests(self, names: Collection[str]) -> dict[str, Array]:
         """Columns of exchanges, and of the connection of each."""
-        made = {
-            _IN_MS.get(name, f"{REQUEST}{name}"): values / 1e6 if name in _IN_MS else values
-            for name, values in self.requests.items()
-        }
-        return made | self._joined(self.requests["conn_id"], names)
+        return in_ms(self.requests) | self._joined(self.requests["conn_id"], names)
 
     def _joined(self, of: Array, names: Collection[str]) -> dict[str, Array]:
         """These columns of the connections with these ids."""

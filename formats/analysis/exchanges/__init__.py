@@ -10,7 +10,7 @@ summary, story, picture, waiting, meanwhile   for people
 
 from formats.analysis.exchanges.columns import EXCHANGES, PARTS, Column
 from formats.analysis.exchanges.cutting import EXCHANGE, NULL, Exchanges, cut
-from formats.analysis.exchanges.meanwhile import did_meanwhile
+from formats.analysis.exchanges.meanwhile import asked_meanwhile, did_meanwhile
 from formats.analysis.exchanges.picture import draw_requests
 from formats.analysis.exchanges.story import head, story
 from formats.analysis.exchanges.streams import NEEDED, OPTIONAL, calls_of
@@ -21,7 +21,6 @@ from formats.analysis.exchanges.waiting import Waited, waited
 
 __all__ = [
     "EXCHANGE", "EXCHANGES", "NEEDED", "NULL", "OPTIONAL", "PARTS", "Column", "Exchanges",
-    "Summary", "Waited", "as_arrow", "calls_of", "cut", "did_meanwhile", "draw_requests",
-    "exchanges", "head", "slowest_of", "story", "summarize",
-    "waited",
+    "Summary", "Waited", "as_arrow", "asked_meanwhile", "calls_of", "cut", "did_meanwhile",
+    "draw_requests", "exchanges", "head", "slowest_of", "story", "summarize", "waited",
 ]  # fmt: skip

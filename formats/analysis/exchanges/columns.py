@@ -38,6 +38,7 @@ pid | int? | process that owns this end, where the capture has it
 comm | text? | and its name
 side | text | client: this end sent the request; server: it received it
 number | int | of the exchange in its connection, from 0
+start | text? | its first byte, as time of day (UTC)
 start_ns | int | its first byte, CLOCK_MONOTONIC
 wait_ns | int? | from the end of the one before it, or of the handshake, to its first byte
 request_ns | int | first to last byte of the request: written (client), arrived (server)

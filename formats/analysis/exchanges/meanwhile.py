@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server's process did while it was to answer: from sched beside tcp in one log."""
+"""What the server's process did while it was to answer: from sched beside tcp in one log, and whom
+it asked itself, as a proxy does, from the other exchanges of the capture."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.analysis.doing import DOING, Doing
 from formats.analysis.exchanges.summary import slowest
@@ -14,6 +16,9 @@ from formats.analysis.gather import gather
 from formats.analysis.log import open_log
 from formats.analysis.why import Table
 from formats.analysis.why.waits import said_of
+from formats.analysis.why.words import endpoint, human_time
+
+_LEAST = 0.05
 
 
 def did_meanwhile(
@@ -43,3 +48,37 @@ def did_meanwhile(
             thread = f", thread {tid}," if tid != pid else ""
             found[at] = f"meanwhile its process {name}{thread} {said_of(did, think)}"
     return found
+
+
+def asked_meanwhile(table: Table, whole: Table, most: int) -> dict[int, str]:
+    """A sentence for each of the slowest exchanges, by its row, of servers whose process (column
+    pid) got an answer of another server in its thinking: the one that it waited longest for.
+    whole: where that is looked for."""
+    asked, waited = _times(whole)
+    is_client = (whole["side"] == "client") & (whole["response_bytes"] > 0)
+    found = {}
+    begins, thinks = _times(table)
+    for at in slowest(table, most).tolist():
+        begin, think = begins[at], thinks[at]
+        if table["side"][at] != "server" or not table["pid"][at] > 0 or not think:
+            continue
+        mine = is_client & (whole["pid"] == table["pid"][at]) & (whole["start_ns"] >= begin)
+        rows = np.flatnonzero(mine & (asked + waited <= begin + think))
+        if not len(rows):
+            continue
+        one = int(rows[np.argmax(waited[rows])])
+        if waited[one] >= _LEAST * think:
+            peer = endpoint(whole["raddr"][one], int(whole["rport"][one]))
+            share = f"{100 * waited[one] / think:.0f} % of that time"
+            time = human_time(waited[one] / 1000)
+            found[at] = f"meanwhile its process waited {time} for an answer of {peer}, {share}"
+    return found
+
+
+def _times(table: Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """When each request was complete, and how long its first byte of the answer took then [ns]."""
+    think, network = (
+        np.nan_to_num(table[name].astype(np.float64)).astype(np.int64)
+        for name in ("think_ns", "network_ns")
+    )  # fmt: skip
+    return table["start_ns"] + table["request_ns"], think + network

@@ -15,6 +15,7 @@ from formats.analysis.exchanges.cutting import EXCHANGE, NULL, Exchanges, cut
 from formats.analysis.exchanges.overlap import spread
 from formats.analysis.exchanges.streams import NEEDED, OPTIONAL, Streams, calls_of
 from formats.analysis.why import Source, Table
+from formats.analysis.why.assemble import times_of_day
 from formats.base.arrow import import_pyarrow
 from formats.base.errors import UsageError
 from formats.base.reader import Reader
@@ -45,10 +46,11 @@ def exchanges(capture: Capture) -> Table:
             )
         source.names = [*NEEDED, *(name for name in OPTIONAL if name in source.known)]
         parts = [rows for rows in cut(source.read(), cutter) if len(rows)]
+        ahead_ns = source.about().get("ahead_ns")
     rows = np.concatenate(parts) if parts else np.zeros(0, EXCHANGE)
     parts.clear()
     rows = rows[np.argsort(rows["place"], kind="stable")]
-    table = _table(rows, cutter.streams)
+    table = _table(rows, cutter.streams, ahead_ns)
     table["pipelined"] = spread(table)
     return table
 
@@ -67,13 +69,16 @@ def _calls(source: Source) -> tuple[bool, bool]:
     return calls_of(source.locations())
 
 
-def _table(rows: Array, streams: Streams) -> Table:
+def _table(rows: Array, streams: Streams, ahead_ns: int | None) -> Table:
     place = rows["place"]
     found: Table = {}
     for column in EXCHANGES:
         name = column.name
         if name in _TEXTS:
             found[name] = _texts(streams.latest.get(name), _TEXTS[name], place)
+        elif name == "start":
+            found[name] = (np.full(len(rows), None) if ahead_ns is None
+                           else times_of_day(rows["start_ns"] + np.int64(ahead_ns)))  # fmt: skip
         elif name == "side":
             found[name] = np.array(["server", "client"], object)[rows["is_client"].astype(int)]
         elif name not in _OF_ROWS:

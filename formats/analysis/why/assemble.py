@@ -89,7 +89,7 @@ def connections_table(
     told = dict(about or {})
     made["netns_name"] = _spaces(get("netns", np.uint64), told.pop("netns_name", {}))
     if (ahead_ns := told.pop("ahead_ns", None)) is not None:
-        made["start"] = _times_of_day(get("start_ns").astype(np.int64) + np.int64(ahead_ns))
+        made["start"] = times_of_day(get("start_ns").astype(np.int64) + np.int64(ahead_ns))
     for name, value in told.items():
         made[name] = np.full(count, value, object if isinstance(value, str) else np.float64)
     return {column.name: _column(column, made, get, found.names) for column in CONNECTIONS}
@@ -135,7 +135,8 @@ def _spaces(cookies: Array, names: Mapping[str, str]) -> Array:
     return told[which] if len(told) else np.zeros(0, object)
 
 
-def _times_of_day(epoch_ns: Array) -> Array:
+def times_of_day(epoch_ns: Array) -> Array:
+    """(n,) texts, UTC, of ns since 1970."""
     texts = np.datetime_as_string(epoch_ns.astype("datetime64[ns]"), unit="us")
     return np.array([f"{text}Z" for text in texts.tolist()], object)
 

@@ -9,6 +9,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
 from formats.analysis.why.connections import Connection
 from formats.analysis.why.words import human_rate, human_time
 
@@ -65,6 +70,14 @@ def _in_bursts(one: Connection) -> str:
     return text.format("each time at the same rate, ") + (
         f"a policer drops what is above its rate. {policer}"
     )
+
+
+def count_gone(table: Mapping[str, Any]) -> int:
+    """Of the table connections, those of which nothing arrived any more after timeouts."""
+    gone = (table["rto_unanswered"] >= _TIMEOUTS) & (
+        table["silent_us"] >= table["rto_unanswered_us"]
+    )
+    return int(np.count_nonzero(gone))
 
 
 def _unanswered(one: Connection) -> str:

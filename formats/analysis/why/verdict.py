@@ -193,7 +193,9 @@ _NO_LARGER = (
 def _again(one: Connection) -> str:
     """How much was sent again."""
     if one.retrans_ratio:
-        return f"{100 * one.retrans_ratio:.2g} % of the data sent again"
+        percent = 100 * one.retrans_ratio
+        digits = f"{percent:.2g}" if percent < 99.5 else f"{percent:.0f}"
+        return f"{digits} % of the data sent again"
     return f"{one.segments_retransmitted} segments sent again"
 
 
