@@ -25,6 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from collector.linux.machine import describe_machine
+from scripts.experiments.tools import cpu_seconds
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "daemon.md"
 HEADING = "## What it costs"
@@ -94,12 +97,6 @@ def part_of(pid: int, daemon: int, capture: int) -> str:
     return {daemon: "supervisor", capture: "capture"}.get(pid, "helpers")
 
 
-def cpu_s(pid: int) -> float:
-    """CPU time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def memory_mib(pid: int) -> tuple[float, float]:
     """RSS and PSS of a process."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
@@ -154,10 +151,10 @@ def measure(
     time.sleep(SETTLE_S / 2)
     capture = int(status(environment)["pid"])
     before, at_s = status(environment), time.monotonic()
-    spent = {pid: cpu_s(pid) for pid in descendants(daemon)}
+    spent = {pid: cpu_seconds(pid) for pid in descendants(daemon)}
     time.sleep(seconds)
     parts = {pid: part_of(pid, daemon, capture) for pid in descendants(daemon)}
-    now = {pid: cpu_s(pid) for pid in parts}
+    now = {pid: cpu_seconds(pid) for pid in parts}
     took_s = time.monotonic() - at_s
     after = status(environment)
     cpu, memory = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, (0.0, 0.0))
@@ -171,10 +168,7 @@ def measure(
 
 def as_text(rows: Sequence[Row], seconds: float, load_before: float) -> str:
     """The section of the page."""
-    model = next(
-        line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    )  # fmt: skip
+    model = describe_machine()["cpu_model"]
     shared = ""
     if load_before > BUSY:
         shared = f" The machine did other work meanwhile (load average {load_before:.1f} before)."

@@ -11,27 +11,27 @@ import subprocess
 import time
 from pathlib import Path
 
+from collector.linux.machine import describe_kernel, describe_machine
+
 
 def describe(root: Path) -> dict[str, str]:
     """What can make a difference, by name, in the order of the report."""
     cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    model = _first(r"^model name\s*:\s*(.*)$", cpu) or "unknown"
     megahertz = _first(r"^cpu MHz\s*:\s*(.*)$", cpu) or "?"
     family = _first(r"^cpu family\s*:\s*(.*)$", cpu) or "?"
     number = _first(r"^model\s*:\s*(.*)$", cpu) or "?"
     flags = _first(r"^flags\s*:\s*(.*)$", cpu).split()
-    memory = _first(r"^MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text(encoding="ascii"))
     devices = Path("/sys/devices/system")
-    name = platform.uname()
+    told = describe_machine()
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "tcpkmon": importlib.metadata.version("tcpkmon"),
         "tree": commit(root),
-        "CPU model": model,
+        "CPU model": told["cpu_model"],
         "CPU": f"family {family}, model {number}; {os.cpu_count()} CPUs at {megahertz} MHz"
         + (", virtual machine" if "hypervisor" in flags else ""),
-        "memory": f"{int(memory or 0) / (1 << 20):.0f} GiB",
-        "kernel": f"{name.release} {name.version} {name.machine}",
+        "memory": f"{told['memory_bytes'] / (1 << 30):.0f} GiB",
+        "kernel": describe_kernel(),
         "L3 cache": _read(devices / "cpu/cpu0/cache/index3/size"),
         "clock": _read(devices / "clocksource/clocksource0/current_clocksource"),
         "load": f"{_load()} (1, 5 and 15 minutes) when it began",

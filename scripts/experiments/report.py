@@ -93,6 +93,13 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
 
 
+def write_part(path: Path, script: str, text: str) -> None:
+    """The part of a page that a script makes, between its two marks."""
+    begin, end = f"<!-- made by scripts/{script} -->", "<!-- end -->"
+    before, _, rest = path.read_text(encoding="utf-8").partition(begin)
+    write_whole(path, f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}")
+
+
 def write_whole(path: Path, text: str) -> None:
     """A page is never half of one."""
     beside_it = path.with_suffix(".new")

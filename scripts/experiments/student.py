@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scipy import stats
+
 LEVEL = 0.05
 
 
@@ -34,25 +36,14 @@ def change(logarithms: Sequence[float]) -> Change:
 
 
 def chance_of(t: float, freedom: int) -> float:
-    """The chance of |t| or more (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
-    angle = math.atan2(abs(t), math.sqrt(freedom))
-    odd = freedom % 2 == 1
-    term = math.cos(angle) if odd else 1.0
-    total = term if freedom > 1 else 0.0
-    for k in range(3 if odd else 2, freedom - 1, 2):
-        term *= math.cos(angle) ** 2 * (k - 1) / k
-        total += term
-    total *= math.sin(angle)
-    return max(0.0, 1 - (2 / math.pi * (angle + total) if odd else total))
+    """The chance of |t| or more."""
+    return float(2 * stats.t.sf(abs(t), freedom))
 
 
 def interval(found: Change) -> tuple[float, float]:
     """The 95 % confidence interval of the ratio."""
-    low, high = 0.0, 1e6
-    while high - low > 1e-6 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if chance_of(middle, found.rounds - 1) > LEVEL else (low, middle)
-    return found.ratio * math.exp(-high * found.error), found.ratio * math.exp(high * found.error)
+    wide = float(stats.t.isf(LEVEL / 2, found.rounds - 1)) * found.error
+    return found.ratio * math.exp(-wide), found.ratio * math.exp(wide)
 
 
 def differ(changes: Sequence[Change]) -> list[bool]:
@@ -60,10 +51,5 @@ def differ(changes: Sequence[Change]) -> list[bool]:
 
     Of those that are called different, LEVEL are so by chance, in the mean; however many there are.
     """
-    order = sorted(range(len(changes)), key=lambda i: changes[i].chance)
-    last = 0
-    for rank, i in enumerate(order, 1):
-        if changes[i].chance <= LEVEL * rank / len(changes):
-            last = rank
-    chosen = set(order[:last])
-    return [i in chosen for i in range(len(changes))]
+    chances = [one.chance for one in changes]
+    return [bool(one <= LEVEL) for one in stats.false_discovery_control(chances)] if chances else []

@@ -15,12 +15,12 @@ import click
 from collector.linux.machine import describe_machine
 from formats.base.cli import run
 from formats.base.errors import TcpkmonError, UsageError
+from scripts.experiments.report import write_part
 from scripts.requests_truth.cases import CASES
 from scripts.requests_truth.judging import Judged, play
 from scripts.requests_truth.page import page
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "requests.md"
-BEGIN, END = "<!-- made by scripts/request-truths -->", "<!-- end -->"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -83,9 +83,7 @@ def command(
         return 0
     if len(ordered) < len(CASES):
         raise UsageError("the page needs all cases: play them, or --read what --json wrote")
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    write_part(PAGE, "request-truths", text)
     click.echo(f"wrote {PAGE}")
     return 0
 

@@ -18,6 +18,7 @@ from collector.linux.machine import describe_machine
 from formats.base.cli import run
 from formats.base.errors import UsageError
 from scripts.experiments import peers
+from scripts.experiments.report import write_part
 from scripts.why import transfers
 from scripts.why.judging import Judged, play
 from scripts.why.page import page
@@ -27,7 +28,6 @@ from scripts.why.unseen_more import UNSEEN_MORE
 from scripts.why.unseen_third import UNSEEN_THIRD
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "why.md"
-BEGIN, END = "<!-- made by scripts/why-scenarios -->", "<!-- end -->"
 UNSEEN = (*UNSEEN_FIRST, *UNSEEN_MORE, *UNSEEN_THIRD)
 File = click.Path(dir_okay=False, path_type=Path)
 
@@ -99,9 +99,7 @@ def command(
     names = {one.name for one in found}
     if missing := [one.name for one in (*SCENARIOS, *UNSEEN) if one.name not in names]:
         raise UsageError(f"the page needs all scenarios; these are missing: {', '.join(missing)}")
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    write_part(PAGE, "why-scenarios", text)
     click.echo(f"wrote {PAGE}")
     return 0
 
