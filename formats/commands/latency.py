@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,7 +84,7 @@ def command(
     pairs = [parse_connection(text) for text in ports]
     table = _check(files, outputs, force)
     for path in files:
-        if path.exists() and kind_of(path) == "psc":
+        if os.access(path, os.R_OK) and kind_of(path) == "psc":
             raise UsageError(f"{path} is a PSC file, which has no events of schema magnet",
                              "collect --latency records them; tcpkmon why reads this")  # fmt: skip
     with open_log(*files) as log:

@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Callable[[list[Path]], object], int, int]] = {
     "first missing": (lambda paths: paths[0].unlink(), 5, 3),
     "first is the last": (lambda paths: shutil.copy(paths[-1], paths[0]), 5, 3),
     "first deleted": (_delete, 0, 0),
-    "last renamed": (_rename, 5, 0),
+    "last renamed": (_rename, 5, 5),
     "middle missing": (lambda paths: paths[1].unlink(), 5, 3),
     "last missing": (lambda paths: paths[-1].unlink(), 5, 3),
     "unreadable": (_cut, 5, 5),

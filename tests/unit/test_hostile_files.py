@@ -192,7 +192,7 @@ def test_all_columns_share_the_memory_for_texts(
     kept: list[int] = []
     quoted = lines._quoted
     monkeypatch.setattr(
-        lines, "_quoted", lambda *args: (kept.append(args[2]), quoted(*args))[1]
+        lines, "_quoted", lambda *args: (kept.append(args[3]), quoted(*args))[1]
     )
     run(export, builder.write(tmp_path / "a.pm"), "-o", tmp_path / "texts.csv")
     assert len(kept) == 200
