@@ -167,12 +167,12 @@ def test_what_everybody_knows_of_a_capture(
         assert done.returncode == 0, done.stderr
         told = json.loads(done.stdout.partition("\n")[2])
         assert as_user(folder, (), "disable").returncode == 1
-        sockets = {one.suffix: one.stat().st_mode & 0o777 for one in folder.iterdir()}
-        assert sockets == {".sock": 0o600, ".status": 0o666}
+        modes = {one.suffix: one.stat().st_mode & 0o777 for one in folder.iterdir()}
+        assert modes == {".sock": 0o600, ".status": 0o666, ".name": 0o644}
         assert told["pid"] == running.pid
     finally:
         assert not stop(running, path).problems
-    assert not list(folder.iterdir()), "both sockets have gone"
+    assert not list(folder.iterdir()), "the sockets and the name have gone"
     assert told["format"] == told["schemata"] == "magnet"
     assert told["enabled"] is told["data"] is True
     assert {"SOCK_SEND", "IP_RECV"} <= {row["name"] for row in told["events"]}
