@@ -12,6 +12,7 @@ from collector.linux import bpf
 from collector.linux.btf import Btf, Kind
 from collector.loader import attach_trials
 from collector.loader.attach_trials import Probing
+from tests.descriptors import descriptors
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +56,14 @@ def test_answers_are_kept(btf: Btf, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_probing_leaves_no_descriptor_and_is_quick(btf: Btf) -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    before = descriptors()
     used = time.process_time()
     asked = Probing(btf)
     for kind in ("btf", "raw", "fentry", "fexit", "kprobe", "iter"):
         for target in ("tcp_probe", "tcp_ack", "tcp_rcv_established", "tcp", "tcp_destroy_sock"):
             asked.can(kind, target)
     assert time.process_time() - used < (60 if "TCPKMON_GUEST" in os.environ else 5)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 def test_an_unknown_kind_is_a_mistake(btf: Btf) -> None:

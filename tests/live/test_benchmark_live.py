@@ -16,6 +16,7 @@ from collector.commands.tcpkmon import command
 from collector.linux import bpf
 from formats.base.cli import run
 from formats.base.errors import KernelError, PrivilegeError, UsageError
+from tests.descriptors import descriptors
 
 ALL_TYPES = """
 enum colour { RED = -1, GREEN }
@@ -68,10 +69,10 @@ def test_a_program_runs_where_it_is_told() -> None:
 
 
 def test_each_call_is_timed_and_written() -> None:
-    before = set(os.listdir("/proc/self/fd")), os.sched_getaffinity(0)
+    before = descriptors(), os.sched_getaffinity(0)
     # No multiple of what one run of the program does.
     costs = list(measure(["EVENT_STOP", "EVENT_START"], ["stopwatch"], iterations=130, rounds=3))
-    assert (set(os.listdir("/proc/self/fd")), os.sched_getaffinity(0)) == before
+    assert (descriptors(), os.sched_getaffinity(0)) == before
     assert [(cost.schema, cost.event) for cost in costs] == [
         ("stopwatch", "EVENT_START"),
         ("stopwatch", "EVENT_STOP"),

@@ -24,6 +24,7 @@ from collector.loader.compiler import Image, UserCompileError, compile_text
 from collector.loader.perf_counters import Bound, OpenCounters, bind, c_text, list_counters
 from collector.loader.programs import Loaded, ProgramSpec
 from formats.schema import parse
+from tests.descriptors import descriptors
 
 KINDS = ("raw", "btf", "fentry", "kprobe")
 SAMPLES = 64
@@ -289,7 +290,7 @@ def test_cpus_come_and_go(sampler: Sampler) -> None:
         pytest.skip("there is one CPU only")
     here, there = cpus[:2]
     sampler.choose("cpu_clock")
-    before = set(os.listdir("/proc/self/fd"))
+    before = descriptors()
 
     def readable() -> set[int]:
         found = set()
@@ -309,4 +310,4 @@ def test_cpus_come_and_go(sampler: Sampler) -> None:
         assert readable() == {here, there}
         assert counters.refused == {}
     assert readable() == set()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before

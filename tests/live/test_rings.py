@@ -35,6 +35,7 @@ from collector.ring.rings import TRANSPORTS, Rings, pages_of
 from collector.ring.transport import Transport
 from formats.base.control import Loss, words_view
 from formats.base.errors import KernelError, UsageError
+from tests.descriptors import descriptors
 from tests.unit.ordering import NO_CPU, Whole, cpus_of
 
 ENTRY = 112
@@ -425,7 +426,7 @@ def test_drain_takes_900_000_records_a_second(source: Source) -> None:
 
 
 def test_close_leaves_nothing_open(source: Source) -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    before = descriptors()
     rings = source.rings(8, PAGE)
     cpu = online_cpus()[0]
     assert source.send(cpu, 2) == 0
@@ -435,14 +436,14 @@ def test_close_leaves_nothing_open(source: Source) -> None:
     assert source.send(cpu, 4) == 4
     assert serials_of(kept, cpu) == [1, 2], "what was drained stays as long as it is looked at"
     del kept
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 def test_refusals_are_errors_for_people(source: Source) -> None:
     with pytest.raises(UsageError, match="power of two"):
         source.rings(3, PAGE)
-    before = set(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with pytest.raises(UsageError, match="65536 MiB"):
         source.rings(1 << 24, PAGE)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
     assert [pages_of(n) for n in (1, PAGE, 3 * PAGE, 4 << 20)] == [1, 1, 2, (4 << 20) // PAGE]

@@ -27,6 +27,7 @@ from collector.control.client import Client, Collector
 from collector.control.lines import CLIENTS, REQUEST_BYTES
 from collector.control.server import ControlServer
 from formats.base.errors import FileError, UsageError
+from tests.descriptors import descriptors
 
 LIMIT_S = 60.0
 
@@ -439,16 +440,16 @@ def test_an_unknown_group(tmp_path: Path) -> None:
 
 
 def test_closed_it_leaves_nothing(tmp_path: Path) -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with ControlServer(tmp_path, None, lambda: None) as server:
         assert server.path.exists()
     server.close()
     assert not server.path.exists()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
     never_entered = ControlServer(tmp_path, None, lambda: None)
     never_entered.close()
     assert not server.path.exists()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 def test_the_thread_takes_no_signals(running: Running) -> None:

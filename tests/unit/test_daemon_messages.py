@@ -24,6 +24,7 @@ from collector.daemon.supervisor import Supervisor
 from collector.daemon.systemd import Systemd
 from collector.daemon.telling import Telling
 from collector.linux.syscalls import perf_event_open
+from tests.descriptors import descriptors
 
 DRAINED = {"what": "drained", "records": 1, "lost": 0}
 HUGE = json.loads("1" + "0" * 400)
@@ -132,12 +133,12 @@ def test_a_supervisor_that_stood_still_cuts_nobody_off(heard: Heard) -> None:
 
 
 def test_descriptors_that_are_no_links_are_closed(heard: Heard) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(descriptors())
     with open(os.devnull) as file:
         names = [f"more/f{number}/0" for number in range(250)]
         heard.says({"what": "park", "state": {}, "names": names}, *[file.fileno()] * 250)
     assert heard.child.channel is None
-    assert len(os.listdir("/proc/self/fd")) == before - 2, "its channel and what it held"
+    assert len(descriptors()) == before - 2, "its channel and what it held"
 
 
 def test_a_link_that_is_attached_later_is_held(heard: Heard) -> None:
@@ -152,14 +153,14 @@ def test_a_link_that_is_attached_later_is_held(heard: Heard) -> None:
 
 def test_parts_of_a_message_are_not_waited_for(heard: Heard) -> None:
     """Eight thousand descriptors in parts that have no end; each would be held."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(descriptors())
     began_s = time.monotonic()
     with open(os.devnull) as file:
         for _ in range(32):
             if heard.child.channel is not None:
                 heard.says({"more": True}, *[file.fileno()] * 250)
     assert time.monotonic() - began_s < 0.9
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert len(descriptors()) <= before
 
 
 def test_a_huge_message_is_not_read(heard: Heard) -> None:

@@ -16,6 +16,7 @@ from collector.plan.counter_names import check
 from formats.base.errors import KernelError, PrivilegeError, SchemaError
 from formats.schema import parse
 from formats.schema.model import Arch
+from tests.descriptors import descriptors
 
 TABLE_2 = [
     name + level
@@ -143,10 +144,10 @@ def test_hardware_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, errno.ENOENT, set())  # reads end at once, as those of an event in error
     counter = find_counter("cycles")
     assert counter is not None
-    before = set(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with pytest.raises(KernelError, match="CPU 0 has no room for the counter cycles"):
         OpenCounters({"klogger_counter1": 0}, [Bound(1, counter)], [0])
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 @pytest.mark.usefixtures("rich_machine")

@@ -26,6 +26,7 @@ from collector.daemon.supervisor import Supervisor
 from collector.daemon.systemd import Systemd
 from collector.linux import isolated
 from formats.base.segments import find_segments
+from tests.descriptors import descriptors
 from tests.unit.segment_maker import Maker, index_of
 from tests.unit.test_takeover import Killed
 
@@ -257,7 +258,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(
 ) -> None:
     """The machine may have no memory or no process left."""
     waits = child(tmp_path, state=State.WAITING)
-    fds = set(os.listdir("/proc/self/fd"))
+    fds = descriptors()
     monkeypatch.setattr(isolated, "PYTHON", (str(tmp_path / "none"), "-I"))
     for wait_s in (0, 1):
         waits.start()
@@ -265,7 +266,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(
                                    f"again in {wait_s} s"  # fmt: skip
     waits.start()
     assert (waits.said, waits.state) == ([], State.WAITING)
-    assert set(os.listdir("/proc/self/fd")) == fds
+    assert descriptors() == fds
 
 
 @pytest.mark.parametrize(
@@ -279,13 +280,13 @@ def test_what_no_capture_says_does_not_end_the_supervisor(tmp_path: Path, line: 
     heard = child(tmp_path)
     ours, theirs = pair()
     heard.channel = ours
-    fds = len(os.listdir("/proc/self/fd"))
+    fds = len(descriptors())
     with socket.socket(fileno=os.dup(theirs.fileno())) as end, open(os.devnull) as file:
         socket.send_fds(end, [line], [file.fileno()])
     began_s = time.monotonic()
     heard.hear()
     assert heard.channel is None and time.monotonic() - began_s < 5
-    assert len(os.listdir("/proc/self/fd")) == fds - 1
+    assert len(descriptors()) == fds - 1
     (said,) = heard.said
     assert (heard.records, heard.cut_off) == (0, 1) and said.endswith(": its process is killed")
     theirs.close()
