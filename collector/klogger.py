@@ -87,6 +87,10 @@ class Capture(Control):
         self._errors = errors
         self._ended: Ended | None = None
 
+    def __fspath__(self) -> str:
+        """Its output, so that tcpkmon.open() and the like take the capture itself."""
+        return os.fspath(self.output)
+
     @property
     def running(self) -> bool:
         """Whether it has not ended."""

@@ -12,13 +12,15 @@ from typing import Any, NoReturn
 import pytest
 
 from collector import klogger
+from collector.commands.arguments import arguments_of
 from collector.testing.baseline import Baseline
 from collector.testing.captured import Captured
-from collector.testing.options import LATENCY, arguments_of
 from collector.testing.watch import Ports, Watch
 from formats.base.errors import PrivilegeError, TcpkmonError, UsageError
 
 _FOLDER_FORMAT = "klogger"
+_LATENCY = {"schema": ("tcp", "magnet"), "using": "driver", "format": "klogger"}
+"""What latency=True stands for."""
 
 
 class Captures:
@@ -52,7 +54,7 @@ class Captures:
         if os.path.basename(name) != name:
             raise UsageError(f"{name!r} is no name of a file")
         name = name or "capture" + (f"-{len(self.paths) + 1}" if self.paths else "")
-        arguments = arguments_of({**LATENCY, **options} if latency else options)
+        arguments = arguments_of({**_LATENCY, **options} if latency else options)
         if os.geteuid() != 0:
             return self._watch(name, options, latency)
         is_folder = _FOLDER_FORMAT in arguments

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from collector.commands.arguments import arguments_of
 from collector.control.choosing import named
 from collector.control.client import Client
 from collector.plan import filters
-from collector.testing.options import arguments_of
 from formats.base.errors import PrivilegeError, TcpkmonError
 
 if TYPE_CHECKING:

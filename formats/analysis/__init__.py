@@ -38,6 +38,7 @@ __all__ = [
     "diff",
     "disk",
     "exchanges",
+    "explaining",
     "find_stalls",
     "gather",
     "latencies",

@@ -18,7 +18,7 @@ from formats.commands.choosing import Chooser, choosing_options
 from formats.commands.connections import report
 
 if TYPE_CHECKING:
-    from formats.analysis.exchanges import Waited
+    from formats.analysis.explaining import Explained
     from formats.analysis.why import Connection
 
 _INTERVALS_SHOWN = 40
@@ -64,19 +64,16 @@ def command(
     """
     import numpy as np
 
-    from formats.analysis.exchanges import waited
+    from formats.analysis.explaining import Explaining, by_bytes
     from formats.analysis.why import (
-        Peers,
         Source,
         choose,
-        connection_of,
         cross_check,
         has_waits,
         row_of,
         rows_of,
         tables,
         together,
-        verdict,
         waits,
     )
     from formats.registry import group
@@ -89,11 +86,6 @@ def command(
     if output is not None:
         raise UsageError("-o is for --intervals", "tcpkmon connections -o writes connections")
 
-    def pair_of(at: int) -> tuple[Connection, Connection | None]:
-        one = _with(connection_of(table, at), asked)
-        other = peers.of(one.conn_id)
-        return one, None if other is None else connection_of(whole, other)
-
     told: list[dict[str, Any]] = []
     codes, captures = [0], group(files)
     for paths in captures:
@@ -101,30 +93,30 @@ def command(
             resolved = has_waits(source)
             table, runs = tables(source, with_intervals=verbose or resolved)
             codes.append(report(source, "why", paths))
-        whole, peers = table, Peers(table)
+        whole = table
         table = choose(chosen(table), sort=sort)
         if paths is captures[-1]:
             chosen.check()
         found = waits(paths, table, runs) if resolved else []
         lines: dict[int, list[str]] = {}
-        for one in found:
-            lines.setdefault(one.conn_id, []).append(str(one))
-        bytes_of = np.maximum(table["bytes_acked"], table["bytes_received"])
-        order = np.arange(len(bytes_of)) if sort else np.argsort(-bytes_of, kind="stable")
-        with Source(*paths) as source:
-            said = table["conn_id"][order if as_json else order[:most]]
-            asked = waited(source, whole, said)
+        for wait in found:
+            lines.setdefault(wait.conn_id, []).append(str(wait))
+        order = np.arange(len(table["conn_id"])) if sort else by_bytes(table)
+        said = table["conn_id"][order if as_json else order[:most]]
+        explaining = Explaining(paths, whole, said)
         if as_json:
             rows = rows_of({name: values[order] for name, values in table.items()})
             told += [
-                {**_as_dict(*pair_of(at)), **row, "waits": lines.get(row["conn_id"], [])}
+                _as_dict(explaining.of(table, at))
+                | {**row, "waits": lines.get(row["conn_id"], [])}
                 for at, row in zip(order.tolist(), rows, strict=True)
             ]
             continue
         blocks: dict[object, list[_Block]] = {}
         for at in order[:most].tolist():
-            row, other = pair_of(at)
-            block = _Block(row, [*verdict(row, other), *lines.get(row.conn_id, [])])
+            one = explaining.of(table, at)
+            row = one.connection
+            block = _Block(row, [*one.sentences, *lines.get(row.conn_id, [])])
             blocks.setdefault(at if verbose else block.kind, []).append(block)
             if verbose and (check := cross_check(row_of(table, at))):
                 block.texts.append(check)
@@ -228,18 +220,8 @@ def _print_intervals(row: Connection, runs: dict[str, Any]) -> None:
         click.echo(f"    and {len(mine) - _INTERVALS_SHOWN} more intervals")
 
 
-def _with(row: Connection, asked: dict[int, Waited]) -> Connection:
-    """With what its requests say."""
-    if (one := asked.get(row.conn_id)) is None:
-        return row
-    told, share = one.told(row)
-    return dataclasses.replace(row, requests=[text for _, text in told], requests_share=share,
-                               requests_shares=[part for part, _ in told])  # fmt: skip
-
-
-def _as_dict(row: Connection, peer: Connection | None) -> dict[str, Any]:
-    from formats.analysis.why import verdict
-
+def _as_dict(one: Explained) -> dict[str, Any]:
+    row = one.connection
     found = dataclasses.asdict(row)
     found |= {"duration_s": row.duration_s, "goodput": row.goodput}
-    return found | {"verdict": verdict(row, peer)}
+    return found | {"verdict": one.sentences}

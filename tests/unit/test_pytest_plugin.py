@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from collector.commands.arguments import arguments_of
 from collector.testing.baseline import Baseline
 from collector.testing.captured import Captured
 from collector.testing.captures import Captures
-from collector.testing.options import arguments_of
 from collector.testing.watch import Ports
 from formats.analysis.check import Capture
 from formats.base.errors import FileError, UsageError

@@ -19,6 +19,7 @@ from formats.base.arrow import import_pyarrow
 from formats.base.errors import UsageError
 from formats.base.installing import how_to_install
 from formats.base.reader import Reader
+from formats.schema import suggest
 
 Capture = str | os.PathLike[str] | Reader | Source
 """A path, or what formats.open() returned."""
@@ -141,7 +142,8 @@ def choose(table: Table, columns: Sequence[str] = (), sort: str = "") -> Table:
 
     def find(name: str) -> str:
         if name not in by_name:
-            raise UsageError(f"no column {name!r}", "--columns help lists them")
+            more = suggest(name, by_name)
+            raise UsageError(f"no column {name!r}{more}", "--columns help lists them")
         return by_name[name]
 
     wanted = [find(name) for name in columns] or list(table)

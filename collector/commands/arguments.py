@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keyword arguments of a test as options of collect."""
+"""Keyword arguments of Python as options of collect."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ from formats.base.errors import UsageError
 from formats.schema import suggest
 
 _OURS = frozenset(
-    ("output", "force", "ready_fd", "quiet", "verbose", "print", "top", "why", "latency", "help",
+    ("output", "ready_fd", "quiet", "verbose", "print", "top", "why", "latency", "help",
      "as_root")
 )  # fmt: skip
-"""What the plugin decides itself, or what prints."""
+"""What the caller decides otherwise, or what prints."""
 _LONG = {"only4": "4", "only6": "6", "local_ports": "L", "remote_ports": "D"}
 """Names for options that are a letter or a digit."""
-LATENCY = {"schema": ("tcp", "magnet"), "using": "driver", "format": "klogger"}
-"""What latency=True stands for."""
 
 
 def arguments_of(options: Mapping[str, Any]) -> list[str]:
-    """The words for collect. UsageError for an option that it lacks, or that a test cannot give.
+    """The words for collect. UsageError for an option that it lacks, or that prints.
 
     A name is that of the option, with _ for -. True: the option alone; None and False: not given;
     several values: the option several times, or its values with commas.
     """
-    __tracebackhide__ = True
+    __tracebackhide__ = True  # in tests
     known = {
         name.lstrip("-").replace("-", "_"): (name, option)
         for option in command.params
@@ -41,7 +39,7 @@ def arguments_of(options: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for key, value in options.items():
         if key not in usable:
-            more = suggest(key, usable) if key not in known else ": the test's own affair"
+            more = suggest(key, usable) if key not in known else ": it is no option from Python"
             raise UsageError(f"collect has no option for {key}={value!r}{more}")
         name, option = known[key]
         if value is None or value is False:

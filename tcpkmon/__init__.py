@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcpkmon from Python: captures, and what their files say. docs/python.md shows each function.
+
+Errors are those of the commands, with their messages: subclasses of TcpkmonError.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from formats.base.errors import (
+    DamagedError,
+    FileError,
+    LossError,
+    PrivilegeError,
+    TcpkmonError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pandas import DataFrame
+
+    from collector.klogger import Capture, Control
+    from formats.analysis import diff as _diff
+    from formats.analysis import latency as _latency
+    from formats.analysis.explaining import Explained
+    from formats.base.reader import Reader
+    from formats.verify import Report
+
+__all__ = [
+    "DamagedError",
+    "FileError",
+    "LossError",
+    "PathLike",
+    "PrivilegeError",
+    "TcpkmonError",
+    "UsageError",
+    "attach",
+    "collect",
+    "connections",
+    "diff",
+    "intervals",
+    "latency",
+    "open",
+    "requests",
+    "verify",
+    "why",
+]
+
+PathLike: TypeAlias = str | os.PathLike[str]
+"""A capture: a file, or the folder of one."""
+
+
+def collect(output: PathLike, **options: Any) -> Capture:
+    """Start a capture into `output`; returns when all is attached. The end of a `with` stops it.
+
+    options: those of the command collect, with _ for -: ports=[5201], schema="sched",
+    columns="all", force=True for a flag. Needs root. UsageError for an option that there is
+    not; PrivilegeError, FileError and others when the capture cannot start, and nothing is left
+    behind.
+    """
+    from pathlib import Path
+
+    from collector.commands.arguments import arguments_of
+    from collector.klogger import launch
+
+    words = arguments_of(options)
+    return launch(["--quiet", "-o", os.fspath(output), *words], Path(output))
+
+
+def attach(which: int | str | None = None) -> Control:
+    """A running capture, by its PID or name, or the only one: status, marks, filters."""
+    from collector import klogger
+
+    return klogger.attach(which)
+
+
+def open(path: PathLike, *more: PathLike) -> Reader:
+    """Open the capture at `path`, of any format. Raises FileError or DamagedError.
+
+    It is a file or a folder; with `more`, several segments of one capture, in any order
+    (UsageError for others).
+
+    A PSC file returns a formats.psc.reader.Capture. A Klogger log, or a folder of them,
+    returns formats.klogger.logs.Logs. Both have connections() and intervals(), tables of
+    the schema tcp.
+    """
+    import formats
+
+    return formats.open(path, *more)
+
+
+def connections(*paths: PathLike) -> DataFrame:
+    """A row for each connection of a capture; docs/connections.md has the columns."""
+    return _table("connections", paths)
+
+
+def intervals(*paths: PathLike) -> DataFrame:
+    """A row for each time in which one limit held; docs/connections.md has the columns."""
+    return _table("intervals", paths)
+
+
+def requests(*paths: PathLike) -> DataFrame:
+    """A row for each request and its answer; docs/requests.md has the columns."""
+    from formats.analysis import exchanges, why
+
+    with why.Source(*paths) as source:
+        return why.as_frame(exchanges.exchanges(source))
+
+
+def why(*paths: PathLike) -> list[Explained]:
+    """Of each connection, what limited it: its values, and the sentences of `tcpkmon why`.
+
+    Those with the most bytes come first.
+    """
+    from formats.analysis.explaining import explain
+
+    return list(explain(paths))
+
+
+def latency(*paths: PathLike, slowest: int = 3) -> _latency.Report:
+    """Where the time of each byte went, of a log of the schema magnet; docs/latency.md.
+
+    slowest: so many of the slowest writes of each flow are told of.
+    """
+    from formats.analysis import open_log
+    from formats.analysis.latency import Latency, Summary, find_flows, make_report
+
+    with open_log(*paths) as log:
+        measured = Latency(log)
+        summary = Summary(find_flows(measured.survey, []), measured.survey.begin_ns, slowest)
+        for some in measured:
+            summary.add(some)
+        return make_report(measured, summary)
+
+
+def diff(a: PathLike | Sequence[PathLike], b: PathLike | Sequence[PathLike]) -> _diff.Report:
+    """Two captures, or two groups of them, compared; docs/diff.md. DamagedError: not proven."""
+    from formats.analysis.diff import Side, make_report, read_run, refuse_unproven
+
+    runs = [tuple(read_run(path) for path in _listed(side)) for side in (a, b)]
+    refuse_unproven([run for side in runs for run in side if not run.proven])
+    return make_report(Side("A", runs[0]), Side("B", runs[1]))
+
+
+def verify(*paths: PathLike) -> list[Report]:
+    """What each capture proves of itself: a Report for each file, of folders one for all too.
+
+    exit_code of a Report: 0, nothing was lost, and that is proven; 3, losses that are accounted
+    for, or an unknown end; 5, it does not add up or is damaged. FileError: it cannot be read.
+    """
+    from formats.registry import format_of
+
+    return [report for path in paths for report in format_of(path).verify(path)]
+
+
+def _table(name: str, paths: tuple[PathLike, ...]) -> DataFrame:
+    with open(*paths) as reader:
+        from formats.base.analysed import Analysed
+
+        if not isinstance(reader, Analysed):
+            raise UsageError(f"a capture of this format has no table {name}")
+        return getattr(reader, name)()
+
+
+def _listed(paths: PathLike | Sequence[PathLike]) -> list[Path]:
+    from pathlib import Path
+
+    several = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+    return [Path(path) for path in several]

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`import tcpkmon`: what it has, and what it loads."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tcpkmon
+from formats.base.analysed import Analysed
+from tests.kept.make import unpack
+from tests.unit.klogger_samples import ROOT
+from tests.unit.log_builder import clean_log
+from tests.unit.why_capture import write_capture
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Path:
+    return write_capture(tmp_path / "capture.pm", 2000, 3)
+
+
+def test_it_loads_nothing_before_it_is_used() -> None:
+    script = "import tcpkmon, sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    heavy = {"numpy", "pandas", "pyarrow", "rich", "click", "pyroute2", "bcc"}
+    assert not heavy & set(done.stdout.split())
+
+
+def test_the_page_has_each_function() -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    functions = {name for name in tcpkmon.__all__ if name.islower()}
+    assert functions == set(re.findall(r"`(\w+)\(", "\n".join(
+        line.partition(" | ")[0] for line in page.splitlines() if line.startswith("| `")
+    )))  # fmt: skip
+
+
+def test_tables_of_a_capture(capture: Path) -> None:
+    table = tcpkmon.connections(capture)
+    with tcpkmon.open(capture) as reader:
+        assert isinstance(reader, Analysed)
+        assert table.equals(reader.connections())
+    assert set(tcpkmon.intervals(capture).conn_id) <= set(table.conn_id)
+    told = tcpkmon.why(capture)
+    assert {one.connection.conn_id for one in told} == set(table.conn_id)
+    assert all(one.sentences for one in told)
+    sizes = [max(one.connection.bytes_acked, one.connection.bytes_received) for one in told]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_verify_and_diff(tmp_path: Path) -> None:
+    unpack("psc-plain", tmp_path)
+    capture = next(tmp_path.rglob("*.pm"))
+    [report] = tcpkmon.verify(capture)
+    assert (report.exit_code, report.path) == (0, str(capture))
+    compared = tcpkmon.diff(capture, [capture]).compared
+    assert compared and not any(one.is_worse for one in compared.values())
+
+
+def test_a_capture_without_connections_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    clean_log().finish().write(folder / "kernlog.dump.cpu0")
+    with pytest.raises(tcpkmon.UsageError):
+        tcpkmon.connections(folder)
+    with pytest.raises(tcpkmon.FileError):
+        tcpkmon.open(tmp_path / "none")
