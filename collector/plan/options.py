@@ -230,8 +230,8 @@ def choice(*names: str, checked: bool = True) -> Kind:
 
 
 def quantity(parse: Callable[[str], Any]) -> Kind:
-    """A text with a unit, which `parse` reads. An empty one of the command line is none."""
-    return Kind(lambda given: parse(given) if given else None, _quantity(parse))
+    """A text with a unit, which `parse` reads."""
+    return Kind(parse, _quantity(parse))
 
 
 text = _is_a(str, "text: write it in quotes")
@@ -250,6 +250,8 @@ NUMBERS = replace(SEVERAL, toml=_numbers, number=int)
 LIMITS = replace(SEVERAL, read=lambda given: tuple(map(parse_limit, given)), toml=_limits)
 RING_SIZE = Kind(parse_megabytes, _ring_size, float, 0.008, 1024)
 TIME, SIZE = quantity(parse_duration), quantity(parse_size)
+LIMIT_TIME = replace(TIME, read=lambda given: parse_duration(given) if given else None)
+"""A time; an empty text of the command line is no limit."""
 
 
 def command(parse: Callable[[str], tuple[str, ...]]) -> Kind:

@@ -15,12 +15,12 @@ from collector.plan.filters import Filters, Flag
 from collector.plan.options import (
     FLAG,
     JOINED,
+    LIMIT_TIME,
     LIMITS,
     NAMES,
     PATH,
     RING_SIZE,
     TEXT,
-    TIME,
     UNSET,
     WORDS,
     choice,
@@ -49,7 +49,8 @@ class Request:
     filters: Filters = group(Filters, is_table=False)
     output: str = option("-o, --output FILE", PATH, "File to write; - is stdout.", True)
     force: bool = option("--force", FLAG, "Replace an existing file.")
-    duration_s: float | None = option("--duration TIME", TIME, "Stop after this time: 10s, 2m.")
+    duration_s: float | None = option(
+        "--duration TIME", LIMIT_TIME, "Stop after this time: 10s, 2m.")
     stop_after: int | None = option(
         "--stop-after N", number(1), "Stop after N records; those still in the rings are kept.")
     columns: str = option(

@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import tcpkmon
 from formats.base.analysed import Analysed
+from formats.commands.requests import command
 from tests.kept.make import unpack
 from tests.unit.klogger_samples import ROOT
 from tests.unit.log_builder import clean_log
+from tests.unit.magnet_log import write_folder
+from tests.unit.test_latency import begin, transfer
 from tests.unit.why_capture import write_capture
 
 
@@ -60,6 +65,24 @@ def test_verify_and_diff(tmp_path: Path) -> None:
     assert (report.exit_code, report.path) == (0, str(capture))
     compared = tcpkmon.diff(capture, [capture]).compared
     assert compared and not any(one.is_worse for one in compared.values())
+
+
+def test_requests_and_intervals(tmp_path: Path) -> None:
+    unpack("psc-plain", tmp_path)
+    capture = next(tmp_path.rglob("*.pm"))
+    told = tcpkmon.requests(capture)
+    asked = CliRunner().invoke(command, [str(capture), "--json"]).stdout.splitlines()
+    rows = [json.loads(line) for line in asked]
+    assert rows and [row["start_ns"] for row in rows] == told.start_ns.tolist()
+    assert [row["request_bytes"] for row in rows] == told.request_bytes.tolist()
+    assert set(tcpkmon.intervals(capture).limit) == {"opening", "app", "idle", "closing"}
+
+
+def test_latency(tmp_path: Path) -> None:
+    log = begin()
+    transfer(log, 20_000, transfer(log))
+    report = tcpkmon.latency(write_folder(tmp_path / "log", log))
+    assert [(flow.size, flow.unknown) for flow in report.flows] == [(200, 0)]
 
 
 def test_a_capture_without_connections_says_so(tmp_path: Path) -> None:

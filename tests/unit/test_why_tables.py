@@ -401,6 +401,8 @@ def test_the_command(capture: Path) -> None:
     assert "main_limit" in run("--columns", "help", capture).stdout
     with pytest.raises(UsageError, match="no column 'nonsense'"):
         raise run(capture, "--sort", "nonsense").exception
+    with pytest.raises(UsageError, match=r"no column 'bytes_snt' \(did you mean 'bytes_sent'\?\)"):
+        raise run(capture, "--sort", "-bytes_snt").exception
 
 
 @pytest.mark.parametrize("ending", ["parquet", "arrow"])
