@@ -5,9 +5,9 @@ from setuptools import Extension, setup
 
 # Not a module of Python: formats.lines.native loads it by ctypes.
 LINES = Extension(
-    "formats.lines._lines",
-    ["formats/lines/lines.c"],
-    depends=[f"formats/lines/{name}.h" for name in ("column", "numbers", "plan", "table")],
+    "tcpkmon.formats.lines._lines",
+    ["tcpkmon/formats/lines/lines.c"],
+    depends=[f"tcpkmon/formats/lines/{name}.h" for name in ("column", "numbers", "plan", "table")],
     extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden"],
     optional=True,
 )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.expressions import (
+from tcpkmon.formats.base.expressions import (
     COMPARISONS,
     Call,
     Mistake,
@@ -27,7 +27,7 @@ from formats.base.expressions import (
     Operation,
     Text,
 )
-from formats.schema import suggest
+from tcpkmon.formats.schema import suggest
 
 Array = NDArray[Any]
 Found = tuple[Any, Any]

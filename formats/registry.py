@@ -14,13 +14,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from formats.base.errors import TcpkmonError, UsageError
-from formats.base.files import read_head
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.formats.base.files import read_head
 
 if TYPE_CHECKING:
-    from formats.base.reader import Reader
-    from formats.klogger.source import Source
-    from formats.verify import Report
+    from tcpkmon.formats.base.reader import Reader
+    from tcpkmon.formats.klogger.source import Source
+    from tcpkmon.formats.verify import Report
 
 FilePath = str | os.PathLike[str]
 _HEAD_BYTES = 64
@@ -79,7 +79,7 @@ def format_of(path: FilePath) -> FileFormat:
 
 
 def _sniff_segments(path: Path, head: bytes) -> bool:
-    from formats.base.segments import find_segments
+    from tcpkmon.formats.base.segments import find_segments
 
     try:
         return path.is_dir() and bool(find_segments(path))
@@ -88,7 +88,7 @@ def _sniff_segments(path: Path, head: bytes) -> bool:
 
 
 def _verify_segments(path: FilePath) -> list[Report]:
-    from formats.verify import verify_chain
+    from tcpkmon.formats.verify import verify_chain
 
     return verify_chain(path, lambda each: format_of(each).verify(each))
 
@@ -98,20 +98,20 @@ def _repair_segments(path: FilePath, out: FilePath) -> tuple[str, Report]:
 
 
 def _sniff_klogger(path: Path, head: bytes) -> bool:
-    from formats.klogger.encode import MAGIC
+    from tcpkmon.formats.klogger.encode import MAGIC
 
     return head.startswith(MAGIC) or path.is_dir()
 
 
 def _sniff_magnet(path: Path, head: bytes) -> bool:
-    from formats.magnet.control import MAGIC
+    from tcpkmon.formats.magnet.control import MAGIC
 
     return head.startswith(MAGIC)
 
 
 def _open_magnet(*paths: FilePath) -> Reader:
-    from formats.klogger.logs import Logs
-    from formats.magnet.reader import open_reader, open_segments
+    from tcpkmon.formats.klogger.logs import Logs
+    from tcpkmon.formats.magnet.reader import open_reader, open_segments
 
     first, *more = map(Path, paths)
     return Logs([open_segments(first, *more) if more or first.is_dir() else open_reader(first)])
@@ -122,8 +122,8 @@ def open_sources(*paths: FilePath) -> list[Source]:
 
     Segments of one capture are read as one. Raises FileError, DamagedError.
     """
-    from formats.klogger import logs
-    from formats.magnet import reader
+    from tcpkmon.formats.klogger import logs
+    from tcpkmon.formats.magnet import reader
 
     found: dict[bool, list[Path]] = {True: [], False: []}
     for path in map(Path, paths):
@@ -163,7 +163,7 @@ def group(paths: Sequence[Path]) -> list[list[Path]]:
 
 def kind_of(path: FilePath) -> str:
     """The name of the format of a file, or of the segments in a folder."""
-    from formats.base.segments import suffix_of
+    from tcpkmon.formats.base.segments import suffix_of
 
     found = format_of(path)
     if found is not SEGMENTS:
@@ -200,24 +200,26 @@ SEGMENTS = FileFormat(
 """A folder of files of another format: no format that a capture can have by itself."""
 _ALL = (
     FileFormat(
-        "klogger", _sniff_klogger, late("formats.klogger.logs", "open_logs"),
-        late("formats.verify", "verify_logs"), _repaired(late("formats.verify", "repair_logs")),
+        "klogger", _sniff_klogger, late("tcpkmon.formats.klogger.logs", "open_logs"),
+        late("tcpkmon.formats.verify", "verify_logs"),
+        _repaired(late("tcpkmon.formats.verify", "repair_logs")),
         "a Klogger log", "tcpkmon decode", segment=".klog",
-        place_at=late("formats.klogger.logs", "place_at"), is_folder=True,
+        place_at=late("tcpkmon.formats.klogger.logs", "place_at"), is_folder=True,
     ),
     FileFormat(
-        "magnet", _sniff_magnet, _open_magnet, _one(late("formats.verify", "verify_magnet")),
-        _repaired(late("formats.verify", "repair_magnet")),
+        "magnet", _sniff_magnet, _open_magnet,
+        _one(late("tcpkmon.formats.verify", "verify_magnet")),
+        _repaired(late("tcpkmon.formats.verify", "repair_magnet")),
         "a MAGNeT file", "tcpkmon magnet-parse", suffix=".magnet", segment=".magnet",
-        place_at=late("formats.magnet.reader", "place_at"), schema="magnet",
+        place_at=late("tcpkmon.formats.magnet.reader", "place_at"), schema="magnet",
     ),
     # The last one: a PSC file has no magic number, so it is any file that no other format accepts.
     FileFormat(
-        "psc", lambda path, head: True, late("formats.psc.reader", "open_capture"),
-        _one(late("formats.verify", "verify_file")),
-        _repaired(late("formats.verify", "repair_file")),
+        "psc", lambda path, head: True, late("tcpkmon.formats.psc.reader", "open_capture"),
+        _one(late("tcpkmon.formats.verify", "verify_file")),
+        _repaired(late("tcpkmon.formats.verify", "repair_file")),
         "a PSC file", "pmgraph", suffix=".pm", segment=".pm",
-        place_at=late("formats.psc.pieces", "place_at"), schema="tcp", can_print=True,
+        place_at=late("tcpkmon.formats.psc.pieces", "place_at"), schema="tcp", can_print=True,
     ),
 )  # fmt: skip
 FILE_FORMATS = {one.name: one for one in _ALL}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from formats.analysis.why import CONNECTIONS, INTERVALS, LIMITS, Column
+from tcpkmon.formats.analysis.why import CONNECTIONS, INTERVALS, LIMITS, Column
 
 _HEAD = """<!-- SPDX-License-Identifier: Apache-2.0 -->
 <!-- Made by scripts/docs; do not edit. -->
@@ -22,13 +22,13 @@ _HEAD = """<!-- SPDX-License-Identifier: Apache-2.0 -->
 time in which one limit held ([why](why.md)). Any capture with at least the default columns will do;
 what needs more is empty. Times are CLOCK_MONOTONIC. In Python:
 
-    import formats
+    import tcpkmon
 
-    with formats.open("run.pm") as capture:
+    with tcpkmon.open("run.pm") as capture:
         connections = capture.connections()     # pandas.DataFrame
         intervals = capture.intervals()
 
-`formats.analysis.why.connections(path)` and `intervals(path)` return numpy columns by name,
+`tcpkmon.formats.analysis.why.connections(path)` and `intervals(path)` return numpy columns by name,
 without pandas: a number that can be missing is float64 and NaN, text is None. `as_arrow()` makes a
 pyarrow.Table of them, with nulls and whole numbers.
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collector.linux.machine import describe_machine
 from scripts.experiments.tools import cpu_seconds
+from tcpkmon.collector.linux.machine import describe_machine
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "daemon.md"

@@ -19,10 +19,10 @@ from pathlib import Path
 import click
 from connections_page import connections_page
 
-from collector.commands import collect, tcpkmon
-from collector.commands import schema as schema_command
-from collector.loader.sock_diag import TOLD
-from collector.plan.columns import (
+from tcpkmon.collector.commands import collect, tcpkmon
+from tcpkmon.collector.commands import schema as schema_command
+from tcpkmon.collector.loader.sock_diag import TOLD
+from tcpkmon.collector.plan.columns import (
     EVENT,
     LOCATIONS,
     SETS,
@@ -31,14 +31,14 @@ from collector.plan.columns import (
     make_layout,
     smallest_set,
 )
-from collector.plan.probes import find_probes
-from collector.plan.schema_sources import TCP, find_sources, read_texts
-from formats.base.cli import run
-from formats.base.control import EXISTING, FIRST_CONTROL
-from formats.base.errors import TcpkmonError
-from formats.commands import decode
-from formats.psc.columns import CLASSIC
-from formats.schema import Field, Schema, field_type
+from tcpkmon.collector.plan.probes import find_probes
+from tcpkmon.collector.plan.schema_sources import TCP, find_sources, read_texts
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.control import EXISTING, FIRST_CONTROL
+from tcpkmon.formats.base.errors import TcpkmonError
+from tcpkmon.formats.commands import decode
+from tcpkmon.formats.psc.columns import CLASSIC
+from tcpkmon.formats.schema import Field, Schema, field_type
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS: dict[str, click.Command] = {
@@ -177,7 +177,7 @@ def columns_page(schema: Schema) -> str:
         entries: {untold}.""",
         """Where a column has the value under null, the kernel had none yet, or there is none, so
         nobody should count with it. It is null in what `tcpkmon export` and `decode` write (nothing
-        between the commas of CSV), and in the tables of `formats.open()`. The file itself, `pmgraph
+        between the commas of CSV), and in the tables of `tcpkmon.open()`. The file itself, `pmgraph
         -T` and numpy arrays have the value.""",
         table(["column", "bytes:", "set", "unit", "meaning", "null", "needs"], rows),
         "## The sixteen columns of 2000",

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from formats.base.errors import (
+from tcpkmon.formats.base.errors import (
     DamagedError,
     FileError,
     LossError,
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from pandas import DataFrame
 
-    from collector.klogger import Capture, Control
-    from formats.analysis import diff as _diff
-    from formats.analysis import latency as _latency
-    from formats.analysis.explaining import Explained
-    from formats.base.reader import Reader
-    from formats.verify import Report
+    from tcpkmon.collector.capturing import Capture, Control
+    from tcpkmon.formats.analysis import diff as _diff
+    from tcpkmon.formats.analysis import latency as _latency
+    from tcpkmon.formats.analysis.explaining import Explained
+    from tcpkmon.formats.base.reader import Reader
+    from tcpkmon.formats.verify import Report
 
 __all__ = [
     "DamagedError",
@@ -65,8 +65,8 @@ def collect(output: PathLike, **options: Any) -> Capture:
     """
     from pathlib import Path
 
-    from collector.commands.arguments import arguments_of
-    from collector.klogger import launch
+    from tcpkmon.collector.capturing import launch
+    from tcpkmon.collector.commands.arguments import arguments_of
 
     words = arguments_of(options)
     return launch(["--quiet", "-o", os.fspath(output), *words], Path(output))
@@ -74,9 +74,9 @@ def collect(output: PathLike, **options: Any) -> Capture:
 
 def attach(which: int | str | None = None) -> Control:
     """A running capture, by its PID or name, or the only one: status, marks, filters."""
-    from collector import klogger
+    from tcpkmon.collector import capturing
 
-    return klogger.attach(which)
+    return capturing.attach(which)
 
 
 def open(path: PathLike, *more: PathLike) -> Reader:
@@ -85,13 +85,17 @@ def open(path: PathLike, *more: PathLike) -> Reader:
     It is a file or a folder; with `more`, several segments of one capture, in any order
     (UsageError for others).
 
-    A PSC file returns a formats.psc.reader.Capture. A Klogger log, or a folder of them,
-    returns formats.klogger.logs.Logs. Both have connections() and intervals(), tables of
+    A PSC file returns a tcpkmon.formats.psc.reader.Capture. A Klogger log, or a folder of them,
+    returns tcpkmon.formats.klogger.logs.Logs. Both have connections() and intervals(), tables of
     the schema tcp.
     """
-    import formats
+    from tcpkmon.formats.base.analysed import Analysed
+    from tcpkmon.formats.registry import open_files
 
-    return formats.open(path, *more)
+    reader = open_files(path, *more)
+    if isinstance(reader, Analysed):
+        reader.frame = _frame
+    return reader
 
 
 def connections(*paths: PathLike) -> DataFrame:
@@ -106,7 +110,7 @@ def intervals(*paths: PathLike) -> DataFrame:
 
 def requests(*paths: PathLike) -> DataFrame:
     """A row for each request and its answer; docs/requests.md has the columns."""
-    from formats.analysis import exchanges, why
+    from tcpkmon.formats.analysis import exchanges, why
 
     with why.Source(*paths) as source:
         return why.as_frame(exchanges.exchanges(source))
@@ -117,7 +121,7 @@ def why(*paths: PathLike) -> list[Explained]:
 
     Those with the most bytes come first.
     """
-    from formats.analysis.explaining import explain
+    from tcpkmon.formats.analysis.explaining import explain
 
     return list(explain(paths))
 
@@ -127,8 +131,8 @@ def latency(*paths: PathLike, slowest: int = 3) -> _latency.Report:
 
     slowest: so many of the slowest writes of each flow are told of.
     """
-    from formats.analysis import open_log
-    from formats.analysis.latency import Latency, Summary, find_flows, make_report
+    from tcpkmon.formats.analysis import open_log
+    from tcpkmon.formats.analysis.latency import Latency, Summary, find_flows, make_report
 
     with open_log(*paths) as log:
         measured = Latency(log)
@@ -140,7 +144,7 @@ def latency(*paths: PathLike, slowest: int = 3) -> _latency.Report:
 
 def diff(a: PathLike | Sequence[PathLike], b: PathLike | Sequence[PathLike]) -> _diff.Report:
     """Two captures, or two groups of them, compared; docs/diff.md. DamagedError: not proven."""
-    from formats.analysis.diff import Side, make_report, read_run, refuse_unproven
+    from tcpkmon.formats.analysis.diff import Side, make_report, read_run, refuse_unproven
 
     runs = [tuple(read_run(path) for path in _listed(side)) for side in (a, b)]
     refuse_unproven([run for side in runs for run in side if not run.proven])
@@ -153,14 +157,14 @@ def verify(*paths: PathLike) -> list[Report]:
     exit_code of a Report: 0, nothing was lost, and that is proven; 3, losses that are accounted
     for, or an unknown end; 5, it does not add up or is damaged. FileError: it cannot be read.
     """
-    from formats.registry import format_of
+    from tcpkmon.formats.registry import format_of
 
     return [report for path in paths for report in format_of(path).verify(path)]
 
 
 def _table(name: str, paths: tuple[PathLike, ...]) -> DataFrame:
     with open(*paths) as reader:
-        from formats.base.analysed import Analysed
+        from tcpkmon.formats.base.analysed import Analysed
 
         if not isinstance(reader, Analysed):
             raise UsageError(f"a capture of this format has no table {name}")
@@ -172,3 +176,10 @@ def _listed(paths: PathLike | Sequence[PathLike]) -> list[Path]:
 
     several = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     return [Path(path) for path in several]
+
+
+def _frame(reader: Any, name: str) -> Any:
+    from tcpkmon.formats.analysis import why
+
+    table = why.connections(reader) if name == "connections" else why.intervals(reader)
+    return why.as_frame(table)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from collector.lab.lab import Lab
+    from tcpkmon.collector.lab.lab import Lab
 
 settings.register_profile(
     "shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
@@ -26,7 +26,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "shared-machine")
 @pytest.fixture
 def lab() -> Iterator[Lab]:
     """Two namespaces, a and b, joined by a plain veth pair."""
-    from collector.lab.lab import Lab  # the unit tests do without it
+    from tcpkmon.collector.lab.lab import Lab  # the unit tests do without it
 
     with Lab() as made:
         yield made

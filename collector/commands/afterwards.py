@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from formats.base.closing import Closing
+from tcpkmon.formats.base.closing import Closing
 
 
 class Afterwards(Closing):
@@ -36,7 +36,7 @@ class Afterwards(Closing):
 
     @staticmethod
     def _live(waiting: int, call: Callable[[], int]) -> None:
-        from collector.linux.privileges import settle
+        from tcpkmon.collector.linux.privileges import settle
 
         code = 1
         try:

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from collector.commands.collect import command
-from formats.base.errors import UsageError
-from formats.schema import suggest
+from tcpkmon.collector.commands.collect import command
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.schema import suggest
 
 _OURS = frozenset(
     ("output", "ready_fd", "quiet", "verbose", "print", "top", "why", "latency", "help",

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from formats.base.escape import for_terminal
+from tcpkmon.formats.base.escape import for_terminal
 
 
 @click.command("benchmark")
@@ -31,9 +31,9 @@ def command(
     attached. The output has the medians of nine rounds. A real probe costs more: the probe itself,
     and reading the values. It is an error if a record does not reach the ring.
     """
-    from collector.commands import event_cost
-    from collector.loader.prepare import check_root
-    from formats.base.cli import say
+    from tcpkmon.collector.commands import event_cost
+    from tcpkmon.collector.loader.prepare import check_root
+    from tcpkmon.formats.base.cli import say
 
     check_root("benchmark")
     costs = list(event_cost.measure(events, schemata, iterations))

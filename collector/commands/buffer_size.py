@@ -7,8 +7,8 @@ import math
 
 import click
 
-from collector.commands.collector_option import ask, collector_option
-from formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.collector.commands.collector_option import ask, collector_option
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 
 def describe(buffer_bytes: int) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from collector.plan.options import Kind, Option, all_options
-from collector.plan.request import Request
-from formats.base.errors import UsageError
+from tcpkmon.collector.plan.options import Kind, Option, all_options
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.formats.base.errors import UsageError
 
 _Command = Callable[..., Any]
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import click
 
-from collector.commands.capture_options import capture_options, given
-from collector.plan.filters import parse
-from collector.plan.options import make_part, tables_of
-from collector.plan.request import Request, make_request
-from formats.base.cli import run as run_command
-from formats.base.errors import UsageError
-from formats.registry import FileFormat
+from tcpkmon.collector.commands.capture_options import capture_options, given
+from tcpkmon.collector.plan.filters import parse
+from tcpkmon.collector.plan.options import make_part, tables_of
+from tcpkmon.collector.plan.request import Request, make_request
+from tcpkmon.formats.base.cli import run as run_command
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.registry import FileFormat
 
 
 def default_name(file_format: FileFormat, is_folder: bool = False) -> str:
@@ -59,7 +59,7 @@ def command(command: tuple[str, ...], **values: Any) -> int:
         is_folder = request.rotation is not None or request.recorder is not None
         request = replace(request, output=default_name(request.format, is_folder))
     if request.top:
-        from collector.commands.top import run_beside
+        from tcpkmon.collector.commands.top import run_beside
 
         return run_beside(request, run)
     return run_and_report(request) if request.latency or request.why else run(request)
@@ -70,9 +70,9 @@ def run_and_report(request: Request) -> int:
 
     UsageError where those cannot read it.
     """
-    from collector.commands.afterwards import Afterwards
-    from formats.commands import latency as latency_command
-    from formats.commands import why as why_command
+    from tcpkmon.collector.commands.afterwards import Afterwards
+    from tcpkmon.formats.commands import latency as latency_command
+    from tcpkmon.formats.commands import why as why_command
 
     chosen = []
     if request.latency:
@@ -101,8 +101,8 @@ def run_and_report(request: Request) -> int:
 
 
 def run(request: Request) -> int:
-    """collector.session.session.run(), imported only here: it is slow."""
-    from collector.session import session
+    """tcpkmon.collector.session.session.run(), imported only here: it is slow."""
+    from tcpkmon.collector.session import session
 
     return session.run(request)
 
@@ -118,7 +118,7 @@ def import_quietly() -> None:
     names = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
     before = {name: os.environ.pop(name, None) for name in names}
     os.environ.update(dict.fromkeys(names, "1"))
-    import collector.session.session  # noqa: F401
+    import tcpkmon.collector.session.session  # noqa: F401
 
     for name, value in before.items():
         del os.environ[name]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from collector.control.client import Client
+    from tcpkmon.collector.control.client import Client
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -27,7 +27,7 @@ def collector_option(function: _Function) -> _Function:
 def ask(which: str | None) -> Client:
     """A client of the collector of that name or PID, or of the only one. UsageError: see choose().
     """
-    from collector.control.choosing import choose
-    from collector.control.client import Client
+    from tcpkmon.collector.control.choosing import choose
+    from tcpkmon.collector.control.client import Client
 
     return Client(choose(which))

@@ -10,8 +10,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from collector.plan.columns import EVENT, load_schema, smallest_set
-from formats.schema import field_type
+from tcpkmon.collector.plan.columns import EVENT, load_schema, smallest_set
+from tcpkmon.formats.schema import field_type
 
 
 @click.command("columns")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from collector.daemon.toml_files import CONFIG
+from tcpkmon.collector.daemon.toml_files import CONFIG
 
 
 @click.command("daemon")
@@ -21,9 +21,9 @@ def command(config: Path, check: bool) -> int:
     applies what changed in the configuration.
     """
     if check:
-        from collector.daemon.checking import check_only
+        from tcpkmon.collector.daemon.checking import check_only
 
         return check_only(config)
-    from collector.daemon import supervisor
+    from tcpkmon.collector.daemon import supervisor
 
     return supervisor.run(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from collector.commands.collector_option import ask, collector_option
+from tcpkmon.collector.commands.collector_option import ask, collector_option
 
 
 @click.command("disable")

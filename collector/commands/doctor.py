@@ -10,8 +10,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from collector.commands.doctor_checks import Report, examine
-from formats.base.errors import KernelError
+from tcpkmon.collector.commands.doctor_checks import Report, examine
+from tcpkmon.formats.base.errors import KernelError
 
 
 @click.command("doctor")

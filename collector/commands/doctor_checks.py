@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from collector.linux.btf import KERNEL_BTF, Btf
-from collector.loader.attach_trials import check_atomics
-from collector.loader.prepare import Wish, check_machine, check_privilege, decide, prepare
-from collector.ring.rings import choose_transport
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.linux.btf import KERNEL_BTF, Btf
+from tcpkmon.collector.loader.attach_trials import check_atomics
+from tcpkmon.collector.loader.prepare import Wish, check_machine, check_privilege, decide, prepare
+from tcpkmon.collector.ring.rings import choose_transport
+from tcpkmon.formats.base.errors import TcpkmonError
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 MOUNTS = Path("/proc/mounts")

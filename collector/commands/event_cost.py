@@ -14,23 +14,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from collector.linux import bpf
-from collector.linux.btf import Btf
-from collector.loader.bytecode import fill_maps
-from collector.loader.capture_maps import EngineMaps
-from collector.loader.compiler import compile_text
-from collector.loader.prepare import check_machine
-from collector.loader.programs import Loaded, load_code
-from collector.plan import kernel_types
-from collector.plan.engine_config import Engine, make_engine
-from collector.plan.event_codegen import event_lines
-from collector.plan.event_layout import EventLayout, Slot, lay_out_sources, ring_dtype
-from collector.plan.probes import Plan
-from collector.plan.schema_sources import BASE, TCP, find_sources, read_texts
-from collector.plan.schema_sources import shipped_names as all_shipped
-from collector.ring.rings import Rings, pages_of
-from formats.base.errors import KernelError, TcpkmonError, UsageError
-from formats.schema import suggest
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.loader.bytecode import fill_maps
+from tcpkmon.collector.loader.capture_maps import EngineMaps
+from tcpkmon.collector.loader.compiler import compile_text
+from tcpkmon.collector.loader.prepare import check_machine
+from tcpkmon.collector.loader.programs import Loaded, load_code
+from tcpkmon.collector.plan import kernel_types
+from tcpkmon.collector.plan.engine_config import Engine, make_engine
+from tcpkmon.collector.plan.event_codegen import event_lines
+from tcpkmon.collector.plan.event_layout import EventLayout, Slot, lay_out_sources, ring_dtype
+from tcpkmon.collector.plan.probes import Plan
+from tcpkmon.collector.plan.schema_sources import BASE, TCP, find_sources, read_texts
+from tcpkmon.collector.plan.schema_sources import shipped_names as all_shipped
+from tcpkmon.collector.ring.rings import Rings, pages_of
+from tcpkmon.formats.base.errors import KernelError, TcpkmonError, UsageError
+from tcpkmon.formats.schema import suggest
 
 ITERATIONS = 1000
 ROUNDS = 9

@@ -7,13 +7,19 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from collector.linux.btf import Btf
-from collector.loader.attach_trials import Declared, Probing
-from collector.plan.columns import LOCATIONS, load_schema
-from collector.plan.event_layout import lay_out_sources
-from collector.plan.probes import find_probes, make_plan
-from collector.plan.schema_sources import TCP, find_sources, has_tcp, made_events, read_texts
-from formats.base.control import FIRST_CONTROL
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.loader.attach_trials import Declared, Probing
+from tcpkmon.collector.plan.columns import LOCATIONS, load_schema
+from tcpkmon.collector.plan.event_layout import lay_out_sources
+from tcpkmon.collector.plan.probes import find_probes, make_plan
+from tcpkmon.collector.plan.schema_sources import (
+    TCP,
+    find_sources,
+    has_tcp,
+    made_events,
+    read_texts,
+)
+from tcpkmon.formats.base.control import FIRST_CONTROL
 
 
 @dataclass(frozen=True)

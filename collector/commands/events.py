@@ -22,7 +22,7 @@ def command(schemata: tuple[str, ...], control: bool, as_json: bool) -> int:
 
     As root, also where each is recorded on this kernel, or why it cannot be.
     """
-    from collector.commands.event_list import list_events
+    from tcpkmon.collector.commands.event_list import list_events
 
     rows = list_events(schemata or ("tcp",), control)
     if as_json:

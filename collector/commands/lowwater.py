@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import click
 
-from collector.commands.collector_option import ask, collector_option
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.commands.collector_option import ask, collector_option
+from tcpkmon.formats.base.errors import TcpkmonError
 
 
 @click.command("lowwater")

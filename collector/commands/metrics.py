@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from collector.commands.metrics_file import TextFile
-from formats.base.cli import say
-from formats.base.errors import FileError, PrivilegeError, TcpkmonError, UsageError
+from tcpkmon.collector.commands.metrics_file import TextFile
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.errors import FileError, PrivilegeError, TcpkmonError, UsageError
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -54,7 +54,7 @@ def command(
         raise UsageError("--once serves nothing", "leave out --listen")
     if not (once or listen or textfile):
         raise UsageError("there is nothing to do", "add --listen, --textfile or --once")
-    from collector.commands.openmetrics import make_registry
+    from tcpkmon.collector.commands.openmetrics import make_registry
 
     registry = make_registry()
     if once and not textfile:
@@ -62,7 +62,7 @@ def command(
 
         click.echo(generate_latest(registry), nl=False)
         return 0
-    from collector.control.client import find_collectors
+    from tcpkmon.collector.control.client import find_collectors
 
     gid = find_gid(group)
     with ExitStack() as stack:
@@ -80,7 +80,7 @@ def command(
             stack.callback(_remove, listen.removeprefix("unix:"))
         import asyncio
 
-        from collector.commands.metrics_server import serve
+        from tcpkmon.collector.commands.metrics_server import serve
 
         writing = partial(write, registry, file) if file is not None else None
         with suppress(asyncio.CancelledError):
@@ -178,7 +178,7 @@ def find_gid(group: str | None) -> int | None:
 
     UsageError for an unknown group.
     """
-    from collector.control.access import find_group
+    from tcpkmon.collector.control.access import find_group
 
     if os.geteuid() != 0:
         if group is not None:
@@ -195,8 +195,12 @@ def drop_root(gid: int | None) -> None:
 
     PrivilegeError if it cannot. No effect for another user.
     """
-    from collector.control.access import group_name
-    from collector.linux.privileges import drop_capabilities, find_user, forbid_new_privileges
+    from tcpkmon.collector.control.access import group_name
+    from tcpkmon.collector.linux.privileges import (
+        drop_capabilities,
+        find_user,
+        forbid_new_privileges,
+    )
 
     if os.geteuid() != 0:
         return

@@ -7,11 +7,11 @@ import os
 from functools import partial
 from pathlib import Path
 
-from collector.linux.deputy import Deputy
-from collector.linux.privileges import User, settle
-from formats.base.closing import Closing
-from formats.base.errors import FileError
-from formats.base.files import create_file
+from tcpkmon.collector.linux.deputy import Deputy
+from tcpkmon.collector.linux.privileges import User, settle
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.base.files import create_file
 
 _MODE = 0o644
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC

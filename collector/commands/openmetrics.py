@@ -19,10 +19,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from collector.control.choosing import named
-from collector.control.client import Client, making_sense
-from formats.base.causes import KERNEL_CAUSES
-from formats.base.errors import PrivilegeError, TcpkmonError
+from tcpkmon.collector.control.choosing import named
+from tcpkmon.collector.control.client import Client, making_sense
+from tcpkmon.formats.base.causes import KERNEL_CAUSES
+from tcpkmon.formats.base.errors import PrivilegeError, TcpkmonError
 
 FRESH_S = 0.5
 """Answers are used for so long: who scrapes often does not cost the captures more."""

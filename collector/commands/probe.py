@@ -22,8 +22,8 @@ def command(group: int, type_: int, aux: str) -> int:
     It needs no privilege. It does not tell whether anybody records: a program pays for one call.
     docs/schema-user.md shows the call, which costs less than this command.
     """
-    from collector.linux.syscalls import address, call_libc
-    from formats.base.errors import KernelError
+    from tcpkmon.collector.linux.syscalls import address, call_libc
+    from tcpkmon.formats.base.errors import KernelError
 
     text = ctypes.create_string_buffer(aux.encode(errors="surrogateescape"))
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from formats.base.escape import for_terminal
+from tcpkmon.formats.base.escape import for_terminal
 
 
 @click.command("reload")
@@ -15,7 +15,7 @@ def command() -> int:
     Filters and limits change while a capture goes on. For the rest the capture is
     restarted. With a mistake in the configuration nothing changes.
     """
-    from collector.daemon.requests import ask
+    from tcpkmon.collector.daemon.requests import ask
 
     for name, what in ask({"op": "reload"}).items():
         print(for_terminal(f"{name}: {what}"))

@@ -7,8 +7,8 @@ import re
 
 import click
 
-from collector.commands.collector_option import ask, collector_option
-from formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.collector.commands.collector_option import ask, collector_option
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 _UNITS = {"us": 10**3, "ms": 10**6, "s": 10**9}
 

@@ -10,14 +10,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from collector.commands.schema_view import describe, summary, text_lines
-from collector.loader.perf_counters import list_counters
-from collector.loader.prepare import Wish, check_root, prepare
-from collector.plan.event_layout import lay_out
-from collector.plan.schema_lint import read_checked
-from collector.plan.schema_sources import BASE, find_sources, made_events
-from formats.base.cli import say
-from formats.base.escape import for_terminal
+from tcpkmon.collector.commands.schema_view import describe, summary, text_lines
+from tcpkmon.collector.loader.perf_counters import list_counters
+from tcpkmon.collector.loader.prepare import Wish, check_root, prepare
+from tcpkmon.collector.plan.event_layout import lay_out
+from tcpkmon.collector.plan.schema_lint import read_checked
+from tcpkmon.collector.plan.schema_sources import BASE, find_sources, made_events
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.escape import for_terminal
 
 
 @click.group("schema")

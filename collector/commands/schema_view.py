@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from collector.plan.event_layout import EventLayout, Slot
-from collector.plan.schema_sources import Source
-from formats.schema import Enum, LogLevel, Place, format_schema
+from tcpkmon.collector.plan.event_layout import EventLayout, Slot
+from tcpkmon.collector.plan.schema_sources import Source
+from tcpkmon.formats.schema import Enum, LogLevel, Place, format_schema
 
 
 def text_lines(layout: EventLayout, made: Sequence[str]) -> Iterator[str]:

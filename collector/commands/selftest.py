@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from formats.base.errors import TcpkmonError
+from tcpkmon.formats.base.errors import TcpkmonError
 
 
 @click.command("selftest")
@@ -26,8 +26,15 @@ def command(as_json: bool, verbose: bool) -> int:
     result is kept until the next boot, and its digest goes into the headers of later captures. Exit
     code 1: something is wrong.
     """
-    from collector.commands.selftest_checks import NOT_CAUSED, NOT_HERE, OK, UNPROVEN, WRONG, run
-    from collector.loader.selftest_result import Result
+    from tcpkmon.collector.commands.selftest_checks import (
+        NOT_CAUSED,
+        NOT_HERE,
+        OK,
+        UNPROVEN,
+        WRONG,
+        run,
+    )
+    from tcpkmon.collector.loader.selftest_result import Result
 
     progress = Console(stderr=True, highlight=False)
     with tempfile.TemporaryDirectory(prefix="tcpkmon-selftest-") as folder, progress.status(

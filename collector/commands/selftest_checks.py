@@ -16,22 +16,22 @@ from typing import Any
 
 import numpy as np
 
-import formats
-from collector import klogger
-from collector.commands.selftest_traffic import (
+import tcpkmon
+from tcpkmon.collector import capturing
+from tcpkmon.collector.commands.selftest_traffic import (
     RESET_PORT,
     Counts,
     End,
     Traffic,
     ends_of,
 )
-from collector.lab.lab import Lab
-from collector.lab.traffic import Tally
-from collector.loader.tcp_info import TCP_INFO
-from formats.base.errors import LossError, TcpkmonError
-from formats.base.tcp_info import FROM_INFO
-from formats.psc.reader import Capture
-from formats.registry import format_of
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.lab.traffic import Tally
+from tcpkmon.collector.loader.tcp_info import TCP_INFO
+from tcpkmon.formats.base.errors import LossError, TcpkmonError
+from tcpkmon.formats.base.tcp_info import FROM_INFO
+from tcpkmon.formats.psc.reader import Capture
+from tcpkmon.formats.registry import format_of
 
 OK, WRONG, UNPROVEN = "ok", "WRONG", "not proven"
 NOT_HERE, NOT_CAUSED = "not on this kernel", "not caused"
@@ -67,7 +67,7 @@ def run(folder: Path, say: Callable[[str], None]) -> list[Finding]:
         lab = stack.enter_context(Lab())
         traffic = stack.enter_context(Traffic(lab))
         findings = []
-        running: dict[str, klogger.Capture] = {}
+        running: dict[str, capturing.Capture] = {}
         wanted = _captures(lab, traffic)
         first, *others = wanted
         say("compiling, and attaching the programs of all captures")
@@ -76,7 +76,7 @@ def run(folder: Path, say: Callable[[str], None]) -> list[Finding]:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             started |= dict(zip(others, pool.map(lambda name: start[name](), others), strict=True))
         for name, result in started.items():
-            if isinstance(result, klogger.Capture):
+            if isinstance(result, capturing.Capture):
                 running[name] = result
             else:
                 words = str(result)
@@ -109,11 +109,11 @@ def run(folder: Path, say: Callable[[str], None]) -> list[Finding]:
 
 def _start(
     stack: ExitStack, folder: Path, name: str, want: Wanted
-) -> klogger.Capture | TcpkmonError:
+) -> capturing.Capture | TcpkmonError:
     """A capture that is attached; or why there is none."""
     path = folder / f"{name.strip('-')}{want.suffix}"
     try:
-        return stack.enter_context(klogger.start(want.schema, path, options=want.options))
+        return stack.enter_context(capturing.start(want.schema, path, options=want.options))
     except TcpkmonError as error:
         return error
 
@@ -178,7 +178,7 @@ class _Main:
     """The capture of all locations and columns."""
 
     def __init__(self, path: Path) -> None:
-        capture = formats.open(path)
+        capture = tcpkmon.open(path)
         assert isinstance(capture, Capture)
         self.capture: Capture = capture
         mask = ~self.capture.control() & self._of_connections()

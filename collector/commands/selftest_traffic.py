@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collector.lab.counters import counters, losing
-from collector.lab.lab import Lab
-from collector.lab.namespaces import Side
-from collector.lab.pair import Pair, connected, join, listening, look, make_socket, receive
-from collector.lab.traffic import Exchange, Result, Tally, Workload
-from formats.base.closing import Closing
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.lab.counters import counters, losing
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.lab.namespaces import Side
+from tcpkmon.collector.lab.pair import Pair, connected, join, listening, look, make_socket, receive
+from tcpkmon.collector.lab.traffic import Exchange, Result, Tally, Workload
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.errors import TcpkmonError
 
 End = tuple[str, int, str, int]
 """An end of a connection: local address and port, remote address and port."""

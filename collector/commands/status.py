@@ -15,11 +15,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from collector.commands.buffer_size import describe
-from collector.commands.collector_option import ask, collector_option
-from formats.base.errors import UsageError
-from formats.base.escape import for_terminal
-from formats.base.text import human_bytes
+from tcpkmon.collector.commands.buffer_size import describe
+from tcpkmon.collector.commands.collector_option import ask, collector_option
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.text import human_bytes
 
 _COLUMNS = ("number", "name", "enabled", "attempts", "limited", "written", "lost")
 _IF_ANY = ("name", "refused", "unproven", "rotation_error")
@@ -39,8 +39,8 @@ def command(as_json: bool, watch: bool, collector: str | None) -> int:
     """
     if as_json and watch:
         raise UsageError("--watch is a screen, and --json is not", "choose one of them")
-    from collector.control.choosing import name_of
-    from collector.control.client import making_sense
+    from tcpkmon.collector.control.choosing import name_of
+    from tcpkmon.collector.control.client import making_sense
 
     client = ask(collector)
     name = {"name": name_of(client.collector)}

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from collector.commands import (
+from tcpkmon.collector.commands import (
     benchmark,
     buffer_size,
     columns,
@@ -30,9 +30,9 @@ from collector.commands import (
     top,
     triggers,
 )
-from collector.commands.history import iscan, monitor, msmod
-from formats.base.cli import run
-from formats.commands import (
+from tcpkmon.collector.commands.history import iscan, monitor, msmod
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.commands import (
     check,
     condense,
     connections,

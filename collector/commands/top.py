@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from collector.commands.collector_option import ask, collector_option
-from collector.commands.top_screen import Screen, sorts_of
-from collector.metrics.words import GROUPS, MOST_WANTED
-from formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.collector.commands.collector_option import ask, collector_option
+from tcpkmon.collector.commands.top_screen import Screen, sorts_of
+from tcpkmon.collector.metrics.words import GROUPS, MOST_WANTED
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 if TYPE_CHECKING:
-    from collector.control.client import Client
-    from collector.plan.request import Request
+    from tcpkmon.collector.control.client import Client
+    from tcpkmon.collector.plan.request import Request
 
 REFRESH_S = 1.0
 TYPING_S = 0.3
@@ -68,8 +68,8 @@ def show(client: Client, screen: Screen) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from collector.control.choosing import name_of
-    from collector.control.client import making_sense
+    from tcpkmon.collector.control.choosing import name_of
+    from tcpkmon.collector.control.client import making_sense
 
     screen.name = name_of(client.collector)
     _ask(client, screen)
@@ -131,8 +131,8 @@ def run_beside(request: Request, run: Callable[[Request], int]) -> int:
 
 def _watch(collector: int) -> int:
     """The screen's process: root with the right to end the capture, and no other."""
-    from collector.control.client import Client, find_collectors
-    from collector.linux.privileges import drop_capabilities
+    from tcpkmon.collector.control.client import Client, find_collectors
+    from tcpkmon.collector.linux.privileges import drop_capabilities
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         drop_capabilities(("CAP_KILL",))

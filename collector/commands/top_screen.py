@@ -18,8 +18,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from collector.metrics.words import GROUP_SORTS, GROUPS, MOST_WANTED, SORTS, STATES
-from formats.base.escape import for_terminal
+from tcpkmon.collector.metrics.words import GROUP_SORTS, GROUPS, MOST_WANTED, SORTS, STATES
+from tcpkmon.formats.base.escape import for_terminal
 
 WIDE = 110
 """From this width on, the local address is shown, not only its port."""

@@ -24,9 +24,15 @@ def command(columns: str, schemata: Sequence[str], texts: Sequence[str]) -> int:
     """
     if {*schemata} - {"tcp"}:
         return _of_events(schemata, texts)
-    from collector.plan.columns import EVENT, choose_columns, load_schema, locations_of, make_layout
-    from collector.plan.recorder import columns_for
-    from collector.plan.triggers import compile_triggers, explain
+    from tcpkmon.collector.plan.columns import (
+        EVENT,
+        choose_columns,
+        load_schema,
+        locations_of,
+        make_layout,
+    )
+    from tcpkmon.collector.plan.recorder import columns_for
+    from tcpkmon.collector.plan.triggers import compile_triggers, explain
 
     schema = load_schema()
     chosen = choose_columns(schema.event(EVENT), columns_for(columns, texts))
@@ -47,9 +53,9 @@ def command(columns: str, schemata: Sequence[str], texts: Sequence[str]) -> int:
 
 def _of_events(schemata: Sequence[str], texts: Sequence[str]) -> int:
     """The events of schemata, each with its fields."""
-    from collector.plan.event_layout import lay_out_sources
-    from collector.plan.event_triggers import compile_event_triggers
-    from collector.plan.schema_sources import find_sources
+    from tcpkmon.collector.plan.event_layout import lay_out_sources
+    from tcpkmon.collector.plan.event_triggers import compile_event_triggers
+    from tcpkmon.collector.plan.schema_sources import find_sources
 
     events = lay_out_sources(find_sources(schemata))
     if texts:

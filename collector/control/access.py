@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.linux.syscalls import call_libc
-from formats.base.errors import FileError, PrivilegeError, TcpkmonError, UsageError
+from tcpkmon.collector.linux.syscalls import call_libc
+from tcpkmon.formats.base.errors import FileError, PrivilegeError, TcpkmonError, UsageError
 
 FOLDER = "/run/tcpkmon"
 _NAME = re.compile(r"([1-9][0-9]{0,9})\.(sock|status|owner|name)", re.ASCII)

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from collector.loader.capture_maps import Kernel
-from collector.ring.rings import Rings
-from collector.writer.base_stream import Stream
-from formats.base.changes import ChangeKind
-from formats.base.control import Change
+from tcpkmon.collector.loader.capture_maps import Kernel
+from tcpkmon.collector.ring.rings import Rings
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.formats.base.changes import ChangeKind
+from tcpkmon.formats.base.control import Change
 
 
 class Changes:

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from collector.control.access import own_name, read_name
-from collector.control.client import Client, Collector, find_collectors
-from formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.collector.control.access import own_name, read_name
+from tcpkmon.collector.control.client import Client, Collector, find_collectors
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 _HOW_TO_START = "start one: sudo collect -o FILE; its help says what else can be recorded"
 _ASK_S = 2.0

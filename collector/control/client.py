@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collector.control.access import (
+from tcpkmon.collector.control.access import (
     control_folder,
     exists,
     group_name,
@@ -29,7 +29,7 @@ from collector.control.access import (
     socket_pid,
     status_path,
 )
-from formats.base.errors import (
+from tcpkmon.formats.base.errors import (
     DamagedError,
     KernelError,
     LossError,

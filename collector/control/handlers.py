@@ -13,20 +13,20 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from collector.control.changes import Changes
-from collector.linux.syscalls import wait_for_running
-from collector.loader.capture_maps import Kernel
-from collector.metrics.watching import Watching
-from collector.plan.filters import parse
-from collector.plan.request import Request
-from collector.ring.points import COUNTERS, row_of
-from collector.ring.rings import Rings, pages_of
-from collector.sequencer.cpu_queue import FOREVER_NS
-from collector.writer.base_stream import Stream
-from formats.base.causes import KERNEL_CAUSES
-from formats.base.control import Mark
-from formats.base.errors import TcpkmonError, UsageError
-from formats.schema import suggest
+from tcpkmon.collector.control.changes import Changes
+from tcpkmon.collector.linux.syscalls import wait_for_running
+from tcpkmon.collector.loader.capture_maps import Kernel
+from tcpkmon.collector.metrics.watching import Watching
+from tcpkmon.collector.plan.filters import parse
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.ring.points import COUNTERS, row_of
+from tcpkmon.collector.ring.rings import Rings, pages_of
+from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.formats.base.causes import KERNEL_CAUSES
+from tcpkmon.formats.base.control import Mark
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.formats.schema import suggest
 
 HOUR_S = 3600.0
 SAMPLER = "sampler"

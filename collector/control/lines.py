@@ -17,8 +17,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from collector.control.access import Peer, peer_of
-from formats.base.errors import PrivilegeError, TcpkmonError, UsageError
+from tcpkmon.collector.control.access import Peer, peer_of
+from tcpkmon.formats.base.errors import PrivilegeError, TcpkmonError, UsageError
 
 REQUEST_BYTES = 1 << 16
 CLIENTS, SHARE = 16, 4

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from collector.control.access import listen_to_all
+from tcpkmon.collector.control.access import listen_to_all
 
 ONLOOKERS = 16
 """How many may wait."""

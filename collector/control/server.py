@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collector.control.access import (
+from tcpkmon.collector.control.access import (
     Peer,
     control_folder,
     find_group,
@@ -38,17 +38,17 @@ from collector.control.access import (
     owner_path,
     write_name,
 )
-from collector.control.lines import Client, Lines
-from collector.control.onlookers import Onlookers
-from collector.control.values import is_filters, is_limits
-from collector.linux.privileges import User, settle
-from collector.metrics.watching import MOST_ROWS
-from collector.metrics.words import GROUP_SORTS, GROUPS, MOST_WANTED, SORTS
-from formats.base.closing import Closing
-from formats.base.errors import PrivilegeError, TcpkmonError, UsageError
+from tcpkmon.collector.control.lines import Client, Lines
+from tcpkmon.collector.control.onlookers import Onlookers
+from tcpkmon.collector.control.values import is_filters, is_limits
+from tcpkmon.collector.linux.privileges import User, settle
+from tcpkmon.collector.metrics.watching import MOST_ROWS
+from tcpkmon.collector.metrics.words import GROUP_SORTS, GROUPS, MOST_WANTED, SORTS
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.errors import PrivilegeError, TcpkmonError, UsageError
 
 if TYPE_CHECKING:
-    from collector.control.handlers import Handlers
+    from tcpkmon.collector.control.handlers import Handlers
 
 LARGEST_MARK = (1 << 64) - 1
 ROUND_S = 0.01

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collector.plan.filters import Filters
-from collector.plan.options import options_of
-from formats.base.errors import UsageError
+from tcpkmon.collector.plan.filters import Filters
+from tcpkmon.collector.plan.options import options_of
+from tcpkmon.formats.base.errors import UsageError
 
 _LARGEST_LIMIT = (1 << 32) - 1
 _FILTERS = options_of(Filters)

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from collector.linux.syscalls import close_aside
-from formats.base.closing import Closing
+from tcpkmon.collector.linux.syscalls import close_aside
+from tcpkmon.formats.base.closing import Closing
 
 _MOST_BYTES = 1 << 22
 """Of a message: a capture's table has what its files have, of 1 MiB each."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks a configuration in a process of its own: the supervisor has none of the imports.
 
-    python -m collector.daemon.checking FILE
+    python -m tcpkmon.collector.daemon.checking FILE
 
 It prints the captures as JSON, or all mistakes on stderr.
 """
@@ -15,10 +15,10 @@ from typing import Any
 
 import click
 
-from collector.daemon.config import check
-from collector.daemon.metrics_process import lacking
-from collector.daemon.toml_files import CONFIG, read
-from formats.base.cli import run, say
+from tcpkmon.collector.daemon.config import check
+from tcpkmon.collector.daemon.metrics_process import lacking
+from tcpkmon.collector.daemon.toml_files import CONFIG, read
+from tcpkmon.formats.base.cli import run, say
 
 
 def plan_of(path: Path) -> dict[str, Any]:

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from collector.control.access import control_folder
-from collector.control.client import Client, Collector
-from collector.daemon.channel import Channel, pair
-from collector.daemon.held import Held
-from collector.daemon.messages import Drained, Ear, Misbehaved, Park, Ready, Told, WentOn
-from collector.linux import isolated
-from collector.linux.syscalls import close_aside
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.control.access import control_folder
+from tcpkmon.collector.control.client import Client, Collector
+from tcpkmon.collector.daemon.channel import Channel, pair
+from tcpkmon.collector.daemon.held import Held
+from tcpkmon.collector.daemon.messages import Drained, Ear, Misbehaved, Park, Ready, Told, WentOn
+from tcpkmon.collector.linux import isolated
+from tcpkmon.collector.linux.syscalls import close_aside
+from tcpkmon.formats.base.errors import TcpkmonError
 
 BACK_OFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """How long to wait before a capture that died is started again: longer each time."""
@@ -95,7 +95,7 @@ class Child:
             return
         ours, theirs = pair()
         with theirs:
-            words = isolated.command("collector.daemon.worker", self.name)
+            words = isolated.command("tcpkmon.collector.daemon.worker", self.name)
             try:
                 self._process = subprocess.Popen(
                     [*words, str(theirs.fileno())],

@@ -16,16 +16,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from collector.control.access import find_group
-from collector.daemon.toml_files import MOST_TOLD, ConfigError, Sources
-from collector.daemon.toml_lines import Keys
-from collector.plan.choice import check_names
-from collector.plan.filters import Filters, parse
-from collector.plan.options import Convert, make_part, options_of, path, tables_of, text
-from collector.plan.request import Request, check_request, make_request
-from collector.plan.schema_sources import Source, find_sources
-from formats.base.errors import TcpkmonError, UsageError
-from formats.schema import suggest
+from tcpkmon.collector.control.access import find_group
+from tcpkmon.collector.daemon.toml_files import MOST_TOLD, ConfigError, Sources
+from tcpkmon.collector.daemon.toml_lines import Keys
+from tcpkmon.collector.plan.choice import check_names
+from tcpkmon.collector.plan.filters import Filters, parse
+from tcpkmon.collector.plan.options import Convert, make_part, options_of, path, tables_of, text
+from tcpkmon.collector.plan.request import Request, check_request, make_request
+from tcpkmon.collector.plan.schema_sources import Source, find_sources
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.formats.schema import suggest
 
 OUTPUT = Path("/var/lib/tcpkmon")
 """The folder of the captures' folders: systemd's StateDirectory=tcpkmon."""

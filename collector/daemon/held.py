@@ -15,10 +15,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collector.daemon.messages import LATER
-from collector.daemon.systemd import Systemd
-from collector.linux.syscalls import close_aside
-from formats.base.closing import Closing
+from tcpkmon.collector.daemon.messages import LATER
+from tcpkmon.collector.daemon.systemd import Systemd
+from tcpkmon.collector.linux.syscalls import close_aside
+from tcpkmon.formats.base.closing import Closing
 
 _STATE = "state"
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from collector.linux import isolated
-from formats.base.cli import say
-from formats.base.segments import Segment, find_segments
+from tcpkmon.collector.linux import isolated
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.segments import Segment, find_segments
 
 QUIET_S = 10.0
 """A segment that was not written for so long is nobody's: captures write each second."""
@@ -41,7 +41,7 @@ class Mending:
     def start(self, folder: str, names: Sequence[str]) -> None:
         """Repair these segments."""
         if names:
-            words = isolated.command("collector.daemon.repairing", folder, *names)
+            words = isolated.command("tcpkmon.collector.daemon.repairing", folder, *names)
             try:
                 self._processes.append(subprocess.Popen(words, stdin=subprocess.DEVNULL))
             except OSError as error:  # the next daemon does it

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from collector.daemon.channel import Channel
-from collector.linux.syscalls import close_aside
+from tcpkmon.collector.daemon.channel import Channel
+from tcpkmon.collector.linux.syscalls import close_aside
 
 MOST_BYTES = 1 << 18
 """Of a message; what a capture parks takes 20 KiB."""

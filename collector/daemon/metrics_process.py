@@ -7,10 +7,10 @@ import subprocess
 import time
 from collections.abc import Mapping
 
-from collector.linux import isolated
-from formats.base.cli import say
+from tcpkmon.collector.linux import isolated
+from tcpkmon.formats.base.cli import say
 
-_COMMAND = "collector.commands.tcpkmon"
+_COMMAND = "tcpkmon.collector.commands.tcpkmon"
 RETRY_S = 10.0
 """After it ended, it is started again so much later."""
 

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from collector.daemon.requests import Refused
-from collector.linux import isolated
+from tcpkmon.collector.daemon.requests import Refused
+from tcpkmon.collector.linux import isolated
 
 READ_S = 60.0
 
@@ -19,7 +19,7 @@ def read_plan(config: Path) -> dict[str, Any]:
     """The configuration; see collector/daemon/checking.py. Refused with its mistakes."""
     try:
         done = subprocess.run(
-            isolated.command("collector.daemon.checking", os.fspath(config)),
+            isolated.command("tcpkmon.collector.daemon.checking", os.fspath(config)),
             check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL,
             timeout=READ_S,
         )  # fmt: skip

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from collector.daemon.child import Child
-from collector.daemon.requests import Answer
-from collector.daemon.systemd import Systemd
-from formats.base.cli import say
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.daemon.child import Child
+from tcpkmon.collector.daemon.requests import Answer
+from tcpkmon.collector.daemon.systemd import Systemd
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.errors import TcpkmonError
 
 _T = TypeVar("_T")
 

@@ -19,20 +19,20 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from collector.linux.trusted_files import open_no_link
-from collector.writer.output_file import trusted_users
-from collector.writer.own_files import append_line, has_name, identity, open_own
-from collector.writer.segment_folder import LOG_SUFFIX, keep_from_repair, rename_new
-from formats.base.cli import say
-from formats.base.errors import FileError, TcpkmonError
-from formats.base.segments import Segment, find_segments, hidden, parse_name
+from tcpkmon.collector.linux.trusted_files import open_no_link
+from tcpkmon.collector.writer.output_file import trusted_users
+from tcpkmon.collector.writer.own_files import append_line, has_name, identity, open_own
+from tcpkmon.collector.writer.segment_folder import LOG_SUFFIX, keep_from_repair, rename_new
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.errors import FileError, TcpkmonError
+from tcpkmon.formats.base.segments import Segment, find_segments, hidden, parse_name
 
 _WORK, _MADE = ".{}.mending", ".{}.mended"
 
 
 def mend(folder: Path, names: list[str]) -> None:
     """Repair these segments, and give them their names."""
-    from collector.linux.privileges import settle
+    from tcpkmon.collector.linux.privileges import settle
 
     fd = open_no_link(os.fspath(folder), os.O_RDONLY | os.O_DIRECTORY, trusted_users())
     with ExitStack() as opened:
@@ -100,7 +100,7 @@ class _Left:
 
 def _repair(left: _Left, fd: int, folder: Path) -> None:
     """Repair it in a folder of this process alone, and copy that to where it gets its name."""
-    from formats.registry import format_of
+    from tcpkmon.formats.registry import format_of
 
     name, made = left.segment.name, _MADE.format(left.segment.name)
     work, source = _WORK.format(name), f"/proc/self/fd/{left.fd}"

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from collector.control.access import daemon_path, listen_at
-from collector.control.client import exchange, parse_answer
-from collector.control.lines import Client, Lines
-from formats.base.closing import Closing
-from formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.collector.control.access import daemon_path, listen_at
+from tcpkmon.collector.control.client import exchange, parse_answer
+from tcpkmon.collector.control.lines import Client, Lines
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 _ANSWER_S = 120.0
 Answer = Callable[[dict[str, Any] | TcpkmonError], None]

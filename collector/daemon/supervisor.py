@@ -20,17 +20,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from collector.daemon.child import Child, State
-from collector.daemon.held import Stored
-from collector.daemon.mending import Mending, left_in
-from collector.daemon.metrics_process import MetricsProcess
-from collector.daemon.plan_reading import read_plan
-from collector.daemon.reloading import Change, Reloads
-from collector.daemon.requests import Requests
-from collector.daemon.systemd import Systemd
-from collector.daemon.telling import Telling
-from formats.base.cli import say as say_line
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.daemon.child import Child, State
+from tcpkmon.collector.daemon.held import Stored
+from tcpkmon.collector.daemon.mending import Mending, left_in
+from tcpkmon.collector.daemon.metrics_process import MetricsProcess
+from tcpkmon.collector.daemon.plan_reading import read_plan
+from tcpkmon.collector.daemon.reloading import Change, Reloads
+from tcpkmon.collector.daemon.requests import Requests
+from tcpkmon.collector.daemon.systemd import Systemd
+from tcpkmon.collector.daemon.telling import Telling
+from tcpkmon.formats.base.cli import say as say_line
+from tcpkmon.formats.base.errors import TcpkmonError
 
 ROUND_S = 0.5
 END_S = 60.0

@@ -6,9 +6,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from collector.daemon.child import Child, State
-from collector.daemon.systemd import Systemd
-from formats.base.cli import say
+from tcpkmon.collector.daemon.child import Child, State
+from tcpkmon.collector.daemon.systemd import Systemd
+from tcpkmon.formats.base.cli import say
 
 STATUS_S, PING_S = 5.0, 1.0
 HEARD_S = 5.0

@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from collector.daemon.toml_lines import Keys, lines_of, statements, tomllib
-from collector.linux.trusted_files import open_trusted
-from formats.base.errors import FileError, UsageError
+from tcpkmon.collector.daemon.toml_lines import Keys, lines_of, statements, tomllib
+from tcpkmon.collector.linux.trusted_files import open_trusted
+from tcpkmon.formats.base.errors import FileError, UsageError
 
 CONFIG = Path("/etc/tcpkmon/tcpkmon.toml")
 MOST_BYTES = 1 << 20

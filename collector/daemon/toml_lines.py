@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from formats.base.errors import UsageError
+from tcpkmon.formats.base.errors import UsageError
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of one capture of the daemon: python -m collector.daemon.worker NAME FD.
+"""The process of one capture of the daemon: python -m tcpkmon.collector.daemon.worker NAME FD.
 
 The supervisor is at the other end of the channel FD. It sends the capture's table first.
 """
@@ -18,16 +18,16 @@ from typing import Any
 
 import click
 
-from collector.daemon.channel import Channel
-from collector.daemon.config import make_capture
-from collector.daemon.messages import MOST_WHY
-from collector.linux.trusted_files import open_folder, open_no_link
-from collector.loader.parked import Parked
-from collector.plan.request import Request
-from collector.session import session
-from collector.session.overseer import Overseer
-from formats.base.cli import run
-from formats.base.errors import FileError
+from tcpkmon.collector.daemon.channel import Channel
+from tcpkmon.collector.daemon.config import make_capture
+from tcpkmon.collector.daemon.messages import MOST_WHY
+from tcpkmon.collector.linux.trusted_files import open_folder, open_no_link
+from tcpkmon.collector.loader.parked import Parked
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.session import session
+from tcpkmon.collector.session.overseer import Overseer
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import FileError
 
 
 class Supervised(Overseer):

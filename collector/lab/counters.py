@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from collector.lab.namespaces import Side
+from tcpkmon.collector.lab.namespaces import Side
 
 
 def counters(side: Side) -> Counter[str]:

@@ -22,14 +22,14 @@ from typing import IO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from collector.lab import traffic
-from collector.lab.demo_report import Recording, read_flows
-from collector.lab.endpoint import can_use_congestion
-from collector.lab.lab import Bottleneck, Lab, check_root
-from collector.lab.traffic import Workload
-from collector.linux import isolated
-from collector.linux.machine import read_sudo
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.lab import traffic
+from tcpkmon.collector.lab.demo_report import Recording, read_flows
+from tcpkmon.collector.lab.endpoint import can_use_congestion
+from tcpkmon.collector.lab.lab import Bottleneck, Lab, check_root
+from tcpkmon.collector.lab.traffic import Workload
+from tcpkmon.collector.linux import isolated
+from tcpkmon.collector.linux.machine import read_sudo
+from tcpkmon.formats.base.errors import TcpkmonError
 
 FIRST_PORT = 5001
 BOTTLENECK = Bottleneck(rate_mbit=20, queue_bytes=120_000, loss_percent=0.04, delay_ms=10)
@@ -90,7 +90,7 @@ def draw(recording: Recording, console: Console) -> None:
     words = [str(recording.capture), "-P", *chosen, "-c", "-o", str(recording.picture)]
     with _stage(console, "pmgraph: drawing"):
         done = subprocess.run(
-            isolated.command("formats.commands.pmgraph", *words),
+            isolated.command("tcpkmon.formats.commands.pmgraph", *words),
             check=False,
             capture_output=True,
             text=True,
@@ -109,7 +109,7 @@ class Recorder:
         words = [*options, "-q", "--ready-fd", str(theirs)]
         try:
             self._process = subprocess.Popen(
-                isolated.command("collector.commands.collect", *words),
+                isolated.command("tcpkmon.collector.commands.collect", *words),
                 pass_fds=(theirs,),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

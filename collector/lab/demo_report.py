@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from formats.base.cli import use_colours
-from formats.base.errors import TcpkmonError
-from formats.pmgraph.options import select
-from formats.pmgraph.pages import build_pages
-from formats.pmgraph.terminal import BINS, draw_text
-from formats.psc.reader import open_capture
+from tcpkmon.formats.base.cli import use_colours
+from tcpkmon.formats.base.errors import TcpkmonError
+from tcpkmon.formats.pmgraph.options import select
+from tcpkmon.formats.pmgraph.pages import build_pages
+from tcpkmon.formats.pmgraph.terminal import BINS, draw_text
+from tcpkmon.formats.psc.reader import open_capture
 
 RETRANSMIT, RTO = 2, 14  # of enum location in bpf/schemata/tcp.conf
 

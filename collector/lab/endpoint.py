@@ -13,8 +13,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from collector.lab.traffic import TIMEOUT_S, Connection, Tally, Workload
-from collector.linux.netns import set_namespace
+from tcpkmon.collector.lab.traffic import TIMEOUT_S, Connection, Tally, Workload
+from tcpkmon.collector.linux.netns import set_namespace
 
 BLOCK_BYTES = 1 << 16
 

@@ -33,11 +33,11 @@ from typing import Any
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from collector.lab import namespaces
-from collector.lab.link import Link, Wire
-from collector.lab.namespaces import Side
-from formats.base.closing import Closing
-from formats.base.errors import KernelError, PrivilegeError
+from tcpkmon.collector.lab import namespaces
+from tcpkmon.collector.lab.link import Link, Wire
+from tcpkmon.collector.lab.namespaces import Side
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.errors import KernelError, PrivilegeError
 
 DEVICE = "veth0"
 """The device in a and in b that leads to the other."""

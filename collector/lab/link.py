@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.closing import Closing
-from formats.base.errors import KernelError, TcpkmonError
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.errors import KernelError, TcpkmonError
 
 SOURCE = Path(__file__).with_name("link.c")
 ANSWER_S = 60.0

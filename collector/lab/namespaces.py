@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from pyroute2 import IPRoute
 
-from collector.linux.netns import NAMED, Namespace, enter, resolve, run_inside
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.linux.netns import NAMED, Namespace, enter, resolve, run_inside
+from tcpkmon.formats.base.errors import TcpkmonError
 
 T = TypeVar("T")
 _PACKAGES = {"ip": "iproute2", "nft": "nftables", "tc": "iproute2"}

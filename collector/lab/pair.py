@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from collector.lab.lab import Lab
-from collector.lab.namespaces import Side
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.lab.namespaces import Side
 
 WAIT_S = 240.0
 """An emulated CPU is slow."""

@@ -14,8 +14,8 @@ import subprocess
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
-from collector.linux import isolated
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.linux import isolated
+from tcpkmon.formats.base.errors import TcpkmonError
 
 TIMEOUT_S = 120.0
 
@@ -164,7 +164,7 @@ class Exchange:
     def _spawn(self, role: str, workload: Workload, netns: int | None) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             isolated.command(
-                "collector.lab.endpoint",
+                "tcpkmon.collector.lab.endpoint",
                 role,
                 "-" if netns is None else str(netns),
                 json.dumps(asdict(workload)),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.linux.syscalls import (
+from tcpkmon.collector.linux.syscalls import (
     address,
     bpf,
     c_string,

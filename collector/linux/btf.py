@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from collector.linux.btf_raw import (
+from tcpkmon.collector.linux.btf_raw import (
     COMPOSITE,
     DEEPEST,
     ENUMS,
@@ -20,7 +20,7 @@ from collector.linux.btf_raw import (
     Struct,
     damaged,
 )
-from formats.base.errors import KernelError
+from tcpkmon.formats.base.errors import KernelError
 
 __all__ = ["COMPOSITE", "ENUMS", "QUALIFIERS", "Btf", "Integer", "Kind", "Member", "Struct"]
 

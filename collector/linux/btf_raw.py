@@ -10,7 +10,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from formats.base.errors import KernelError
+from tcpkmon.formats.base.errors import KernelError
 
 POINTER_BYTES = struct.calcsize("P")
 MAGIC = 0xEB9F

@@ -14,8 +14,8 @@ import struct
 from collections.abc import Iterable
 from contextlib import suppress
 
-from collector.linux.syscalls import ARM64, NR_BPF, address, call_libc, system_call
-from formats.base.errors import KernelError
+from tcpkmon.collector.linux.syscalls import ARM64, NR_BPF, address, call_libc, system_call
+from tcpkmon.formats.base.errors import KernelError
 
 # By name: the numbers of x86_64 and arm64; None: that machine has no such call.
 _DENIED: dict[str, tuple[int | None, int | None]] = {

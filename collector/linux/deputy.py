@@ -17,10 +17,10 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-from collector.linux.confinement import deny_calls
-from collector.linux.lasting import Lasting
-from formats.base.closing import Closing
-from formats.base.errors import FileError, TcpkmonError
+from tcpkmon.collector.linux.confinement import deny_calls
+from tcpkmon.collector.linux.lasting import Lasting
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.errors import FileError, TcpkmonError
 
 _REQUEST = struct.Struct("=IQ")
 _ANSWER = struct.Struct("=i")

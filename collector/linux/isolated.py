@@ -12,7 +12,8 @@ import sys
 
 PYTHON = (sys.executable, "-I")
 """The words of a command that begins this Python; a file or -c follows, never -m."""
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
+"""The folder of the package tcpkmon, by whose name this file was reached."""
 
 
 def command(module: str, *arguments: str) -> list[str]:

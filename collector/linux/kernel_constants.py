@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.linux.btf import Btf
-from formats.base.errors import KernelError
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.formats.base.errors import KernelError
 
 # uapi/linux/time.h; Python does not name it. Its resolution is one tick.
 CLOCK_MONOTONIC_COARSE = 6

@@ -18,10 +18,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.linux.bpf import PERF_EVENT_IOC_SET_BPF, PERF_TYPE_TRACEPOINT
-from collector.linux.syscalls import c_string, online_cpus, perf_event_open, refused, system_call
-from formats.base.closing import Closing
-from formats.base.errors import KernelError, PrivilegeError, TcpkmonError
+from tcpkmon.collector.linux.bpf import PERF_EVENT_IOC_SET_BPF, PERF_TYPE_TRACEPOINT
+from tcpkmon.collector.linux.syscalls import (
+    c_string,
+    online_cpus,
+    perf_event_open,
+    refused,
+    system_call,
+)
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.errors import KernelError, PrivilegeError, TcpkmonError
 
 # The same on all machines: since Linux 5.1 new system calls have one number everywhere.
 NR_FSOPEN, NR_FSCONFIG, NR_FSMOUNT = 430, 431, 432

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from collector.linux.confinement import deny_calls
-from collector.linux.waiting import readable
-from formats.base.closing import Closing
-from formats.base.errors import KernelError
+from tcpkmon.collector.linux.confinement import deny_calls
+from tcpkmon.collector.linux.waiting import readable
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.errors import KernelError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _WAITS_S = (0.0, 0.2, 1.0, 2.0)

@@ -16,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from collector.linux.syscalls import call_libc
-from formats.base.closing import Closing
-from formats.base.errors import KernelError, PrivilegeError, TcpkmonError, UsageError
+from tcpkmon.collector.linux.syscalls import call_libc
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.errors import KernelError, PrivilegeError, TcpkmonError, UsageError
 
 T = TypeVar("T")
 

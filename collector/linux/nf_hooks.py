@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
-from collector.linux import bpf
-from collector.linux.netns import list_namespaces, own_namespace, run_inside
-from collector.linux.places import Places
-from collector.linux.syscalls import close_all
-from formats.base.errors import FileError, KernelError, TcpkmonError
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.netns import list_namespaces, own_namespace, run_inside
+from tcpkmon.collector.linux.places import Places
+from tcpkmon.collector.linux.syscalls import close_all
+from tcpkmon.formats.base.errors import FileError, KernelError, TcpkmonError
 
 HOOKS = {"PRE_ROUTING": 0, "LOCAL_IN": 1, "FORWARD": 2, "LOCAL_OUT": 3, "POST_ROUTING": 4}
 """By name, the number in linux/netfilter.h."""

@@ -17,11 +17,11 @@ import struct
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
-from collector.linux.bpf import PERF_EVENT_IOC_SET_BPF, online_cpus, perf_event_open
-from collector.linux.perf_names import Counter, find_counter
-from collector.linux.places import Places
-from collector.linux.syscalls import refused
-from formats.base.errors import KernelError
+from tcpkmon.collector.linux.bpf import PERF_EVENT_IOC_SET_BPF, online_cpus, perf_event_open
+from tcpkmon.collector.linux.perf_names import Counter, find_counter
+from tcpkmon.collector.linux.places import Places
+from tcpkmon.collector.linux.syscalls import refused
+from tcpkmon.formats.base.errors import KernelError
 
 _TARGET = re.compile(r"(\w+):([1-9][0-9]{0,14})(ns|us|ms|s|)", re.ASCII)
 _UNITS = {"": 1, "ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 
-from formats.base.errors import TcpkmonError
+from tcpkmon.formats.base.errors import TcpkmonError
 
 
 class Places:

@@ -20,9 +20,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.linux.confinement import deny_calls, limit_paths
-from collector.linux.syscalls import NR_SETGROUPS, NR_SETRESGID, NR_SETRESUID, call_libc
-from formats.base.errors import KernelError, PrivilegeError
+from tcpkmon.collector.linux.confinement import deny_calls, limit_paths
+from tcpkmon.collector.linux.syscalls import NR_SETGROUPS, NR_SETRESGID, NR_SETRESUID, call_libc
+from tcpkmon.formats.base.errors import KernelError, PrivilegeError
 
 # linux/capability.h
 CAPABILITIES: dict[str, int] = {

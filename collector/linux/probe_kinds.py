@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from collector.linux import bpf
-from collector.linux.btf_raw import Kind
-from collector.linux.kallsyms import Kallsyms
-from collector.linux.kprobe_events import Tracefs, attach_kprobe, has_kprobes
-from collector.linux.nf_hooks import NetfilterHook, expect_hook
-from collector.linux.perf_events import PerfEvent, expect_event
-from collector.linux.uprobes import Uprobe, attach_uretprobe, expect_function
-from formats.base.errors import KernelError, TcpkmonError
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.btf_raw import Kind
+from tcpkmon.collector.linux.kallsyms import Kallsyms
+from tcpkmon.collector.linux.kprobe_events import Tracefs, attach_kprobe, has_kprobes
+from tcpkmon.collector.linux.nf_hooks import NetfilterHook, expect_hook
+from tcpkmon.collector.linux.perf_events import PerfEvent, expect_event
+from tcpkmon.collector.linux.uprobes import Uprobe, attach_uretprobe, expect_function
+from tcpkmon.formats.base.errors import KernelError, TcpkmonError
 
 
 class Attachment(Protocol):

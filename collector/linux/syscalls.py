@@ -16,7 +16,7 @@ import platform
 import threading
 from collections.abc import Iterable
 
-from formats.base.errors import KernelError, PrivilegeError
+from tcpkmon.formats.base.errors import KernelError, PrivilegeError
 
 PERF_FLAG_FD_CLOEXEC = 8
 ARM64 = platform.machine() in {"aarch64", "arm64"}

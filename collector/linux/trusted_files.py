@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path, PurePath
 
-from formats.base.errors import FileError, PrivilegeError
+from tcpkmon.formats.base.errors import FileError, PrivilegeError
 
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collector.linux.bpf import PERF_EVENT_IOC_SET_BPF, online_cpus, perf_event_open
-from collector.linux.syscalls import address, c_string, refused
-from collector.linux.trusted_files import open_trusted
-from formats.base.errors import FileError, KernelError, PrivilegeError, TcpkmonError
+from tcpkmon.collector.linux.bpf import PERF_EVENT_IOC_SET_BPF, online_cpus, perf_event_open
+from tcpkmon.collector.linux.syscalls import address, c_string, refused
+from tcpkmon.collector.linux.trusted_files import open_trusted
+from tcpkmon.formats.base.errors import FileError, KernelError, PrivilegeError, TcpkmonError
 
 if TYPE_CHECKING:
     from elftools.elf.elffile import ELFFile

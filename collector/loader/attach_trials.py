@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import struct
 
-from collector.linux import bpf
-from collector.linux.btf import Btf, Kind
-from collector.linux.kallsyms import Kallsyms
-from collector.linux.probe_kinds import KINDS
-from collector.loader.programs import attach_type_id, load_code
-from formats.base.errors import KernelError, TcpkmonError
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.btf import Btf, Kind
+from tcpkmon.collector.linux.kallsyms import Kallsyms
+from tcpkmon.collector.linux.probe_kinds import KINDS
+from tcpkmon.collector.loader.programs import attach_type_id, load_code
+from tcpkmon.formats.base.errors import KernelError, TcpkmonError
 
 # *(u64 *)(r10 - 8) = 0; r1 = 1; r1 = atomic_fetch_add((u64 *)(r10 - 8), r1); r0 = 0; exit
 _FETCHING = (

@@ -7,9 +7,9 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from collector.linux import bpf
-from collector.linux.btf import Btf, Kind
-from collector.loader.compiler import Code
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.btf import Btf, Kind
+from tcpkmon.collector.loader.compiler import Code
 
 COPY_MARK = 0x6B6C6F6767657231
 """The constant in PROBE() of bpf/include/klogger.h."""

@@ -15,22 +15,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.linux import bpf
-from collector.linux.probe_kinds import KINDS
-from collector.loader.compiler import Image
-from collector.loader.following import Following
-from collector.loader.parked import Parked, adopt
-from collector.loader.prepare import Prepared
-from collector.loader.programs import Loaded, ProgramSpec
-from collector.loader.shedding import read_level, shed
-from collector.loader.socket_iterator import Walk
-from collector.plan.budget import Step
-from collector.plan.engine_config import POINTS
-from collector.plan.filter_changes import check_change, steps
-from collector.plan.filters import FILTER_MAP, FOLLOWING, PIDS, Filters
-from formats.base.closing import Closing
-from formats.base.control import EXISTING, Program
-from formats.base.errors import UsageError
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.probe_kinds import KINDS
+from tcpkmon.collector.loader.compiler import Image
+from tcpkmon.collector.loader.following import Following
+from tcpkmon.collector.loader.parked import Parked, adopt
+from tcpkmon.collector.loader.prepare import Prepared
+from tcpkmon.collector.loader.programs import Loaded, ProgramSpec
+from tcpkmon.collector.loader.shedding import read_level, shed
+from tcpkmon.collector.loader.socket_iterator import Walk
+from tcpkmon.collector.plan.budget import Step
+from tcpkmon.collector.plan.engine_config import POINTS
+from tcpkmon.collector.plan.filter_changes import check_change, steps
+from tcpkmon.collector.plan.filters import FILTER_MAP, FOLLOWING, PIDS, Filters
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.control import EXISTING, Program
+from tcpkmon.formats.base.errors import UsageError
 
 _FIRST = struct.pack("=I", 0)
 _CONTROL = np.dtype([("enabled", "=u1", POINTS), ("limit", "=u4", POINTS)])

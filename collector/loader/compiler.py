@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from collector.loader.image_cache import PrivateFolder, cache_folder
-from formats.base.errors import KernelError, PrivilegeError
+from tcpkmon.collector.loader.image_cache import PrivateFolder, cache_folder
+from tcpkmon.formats.base.errors import KernelError, PrivilegeError
 
 PYTHON = "/usr/bin/python3"
 CHILD = Path(__file__).with_name("bcc_child.py")

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from collector.linux.kernel_constants import measure_hz
-from collector.loader.perf_counters import Bound, c_text
-from collector.plan.event_codegen import event_lines
-from collector.plan.event_layout import EventLayout
-from collector.plan.probes import Plan
-from collector.plan.schema_sources import made_events
+from tcpkmon.collector.linux.kernel_constants import measure_hz
+from tcpkmon.collector.loader.perf_counters import Bound, c_text
+from tcpkmon.collector.plan.event_codegen import event_lines
+from tcpkmon.collector.plan.event_layout import EventLayout
+from tcpkmon.collector.plan.probes import Plan
+from tcpkmon.collector.plan.schema_sources import made_events
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from collector.linux import bpf
-from collector.loader.socket_iterator import socket_inodes
-from collector.plan.filters import PIDS
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.loader.socket_iterator import socket_inodes
+from tcpkmon.collector.plan.filters import PIDS
+from tcpkmon.formats.base.errors import TcpkmonError
 
 INODES = "existing_inodes"
 ROOM = 16384

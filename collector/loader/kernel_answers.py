@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from collector.linux import btf, btf_raw
-from collector.linux.btf import Btf, Kind
-from collector.linux.kallsyms import Kallsyms
-from collector.loader.image_cache import PrivateFolder, cache_folder
-from collector.plan import kernel_types
+from tcpkmon.collector.linux import btf, btf_raw
+from tcpkmon.collector.linux.btf import Btf, Kind
+from tcpkmon.collector.linux.kallsyms import Kallsyms
+from tcpkmon.collector.loader.image_cache import PrivateFolder, cache_folder
+from tcpkmon.collector.plan import kernel_types
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SUFFIX = ".tcpkmon-answers"

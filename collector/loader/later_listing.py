@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroute2.netlink.diag import DiagSocket
 
-from collector.linux.netns import run_inside
-from collector.loader.sock_diag import Answer, ask, cgroups_of, cookie_or_0
-from collector.loader.socket_table import SOCKET, choose_sockets, decode
-from collector.plan.filters import Filters
+from tcpkmon.collector.linux.netns import run_inside
+from tcpkmon.collector.loader.sock_diag import Answer, ask, cgroups_of, cookie_or_0
+from tcpkmon.collector.loader.socket_table import SOCKET, choose_sockets, decode
+from tcpkmon.collector.plan.filters import Filters
 
 Wire = tuple[int, socket.socket]
 """The cookie of a namespace, or 0, and a socket of sock_diag there."""

@@ -18,15 +18,15 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from collector.linux.kprobe_events import KprobeEvent
-from collector.linux.probe_kinds import Attachment, held_links
-from collector.linux.syscalls import close_all
-from collector.loader.prepare import Prepared
-from collector.loader.program import Program, ProgramSpec
-from collector.loader.programs import Loaded
-from collector.plan.request import Request
-from formats.base.closing import Closing
-from formats.base.errors import KernelError, TcpkmonError
+from tcpkmon.collector.linux.kprobe_events import KprobeEvent
+from tcpkmon.collector.linux.probe_kinds import Attachment, held_links
+from tcpkmon.collector.linux.syscalls import close_all
+from tcpkmon.collector.loader.prepare import Prepared
+from tcpkmon.collector.loader.program import Program, ProgramSpec
+from tcpkmon.collector.loader.programs import Loaded
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.errors import KernelError, TcpkmonError
 
 KINDS = frozenset(["btf", "raw", "fentry", "fexit", "kprobe", "iter"])
 """Those whose links can be parked: they belong to no namespace, CPU or process."""

@@ -17,13 +17,13 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from collector.linux.bpf import map_delete, map_update, online_cpus, perf_event_open
-from collector.linux.perf_names import Counter, find_counter, table
-from collector.linux.syscalls import refused
-from collector.plan.counter_names import ANY, MACHINES, check
-from formats.base.closing import Closing
-from formats.base.errors import KernelError, PrivilegeError, SchemaError
-from formats.schema import Arch
+from tcpkmon.collector.linux.bpf import map_delete, map_update, online_cpus, perf_event_open
+from tcpkmon.collector.linux.perf_names import Counter, find_counter, table
+from tcpkmon.collector.linux.syscalls import refused
+from tcpkmon.collector.plan.counter_names import ANY, MACHINES, check
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.errors import KernelError, PrivilegeError, SchemaError
+from tcpkmon.formats.schema import Arch
 
 _ATTR_BYTES = 64
 _FORMAT_TIMES = 1 | 2

@@ -10,28 +10,28 @@ from typing import Any
 
 import numpy as np
 
-from collector.linux.privileges import lacking, needed_capabilities
-from collector.loader import attach_trials
-from collector.loader.compiler import Image, Later, compile_text
-from collector.loader.event_part import EventPart
-from collector.loader.kernel_answers import KernelAnswers
-from collector.loader.perf_counters import Bound, bind, this_machine
-from collector.loader.program import is_preempted
-from collector.loader.tcp_part import TcpPart, make_tcp_part
-from collector.plan import kernel_types
-from collector.plan.budget import Step, make_steps
-from collector.plan.choice import check_budget, check_limits, choose
-from collector.plan.columns import EVENT, Layout
-from collector.plan.engine_config import Engine, make_engine
-from collector.plan.event_layout import lay_out_sources, ring_dtype
-from collector.plan.filters import FILTER_MAP, FOLLOWING, Flag
-from collector.plan.probes import Plan, address_lines, find_probes, make_plan, require_any
-from collector.plan.request import Request
-from collector.plan.schema_lint import read_checked
-from collector.plan.schema_sources import TCP, find_sources, has_tcp, read_texts
-from collector.ring.rings import DEFAULT_TRANSPORT
-from collector.ring.transport import Transport
-from formats.base.errors import KernelError, PrivilegeError, UsageError
+from tcpkmon.collector.linux.privileges import lacking, needed_capabilities
+from tcpkmon.collector.loader import attach_trials
+from tcpkmon.collector.loader.compiler import Image, Later, compile_text
+from tcpkmon.collector.loader.event_part import EventPart
+from tcpkmon.collector.loader.kernel_answers import KernelAnswers
+from tcpkmon.collector.loader.perf_counters import Bound, bind, this_machine
+from tcpkmon.collector.loader.program import is_preempted
+from tcpkmon.collector.loader.tcp_part import TcpPart, make_tcp_part
+from tcpkmon.collector.plan import kernel_types
+from tcpkmon.collector.plan.budget import Step, make_steps
+from tcpkmon.collector.plan.choice import check_budget, check_limits, choose
+from tcpkmon.collector.plan.columns import EVENT, Layout
+from tcpkmon.collector.plan.engine_config import Engine, make_engine
+from tcpkmon.collector.plan.event_layout import lay_out_sources, ring_dtype
+from tcpkmon.collector.plan.filters import FILTER_MAP, FOLLOWING, Flag
+from tcpkmon.collector.plan.probes import Plan, address_lines, find_probes, make_plan, require_any
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.plan.schema_lint import read_checked
+from tcpkmon.collector.plan.schema_sources import TCP, find_sources, has_tcp, read_texts
+from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
+from tcpkmon.collector.ring.transport import Transport
+from tcpkmon.formats.base.errors import KernelError, PrivilegeError, UsageError
 
 # A value of the wrong kind in klogger() is an error, not a warning, and so is an unknown event.
 STRICT = (

@@ -10,14 +10,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from collector.linux import bpf
-from collector.linux.btf import Btf, Kind
-from collector.linux.nf_hooks import Entrance, NetfilterHook
-from collector.linux.perf_events import PerfEvent
-from collector.linux.probe_kinds import KINDS, Attachment
-from collector.linux.syscalls import close_all
-from collector.loader.bytecode import Cast, cast_freely
-from formats.base.errors import KernelError, TcpkmonError
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.btf import Btf, Kind
+from tcpkmon.collector.linux.nf_hooks import Entrance, NetfilterHook
+from tcpkmon.collector.linux.perf_events import PerfEvent
+from tcpkmon.collector.linux.probe_kinds import KINDS, Attachment
+from tcpkmon.collector.linux.syscalls import close_all
+from tcpkmon.collector.loader.bytecode import Cast, cast_freely
+from tcpkmon.formats.base.errors import KernelError, TcpkmonError
 
 NEVER_NESTED = frozenset(
     ["sys_enter", "sys_exit", "sock_send_length", "sock_recv_length", "timer_expire_entry"]

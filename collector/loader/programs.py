@@ -22,16 +22,16 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from collector.linux import bpf
-from collector.linux.btf import Btf
-from collector.linux.nf_hooks import Entrance, NetfilterHook
-from collector.linux.perf_events import PerfEvent
-from collector.linux.places import Places
-from collector.linux.probe_kinds import KINDS
-from collector.linux.syscalls import close_all, wait_for_running
-from collector.loader.bytecode import Cast, fill_maps, second_copy
-from collector.loader.compiler import Image
-from collector.loader.program import (
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.linux.nf_hooks import Entrance, NetfilterHook
+from tcpkmon.collector.linux.perf_events import PerfEvent
+from tcpkmon.collector.linux.places import Places
+from tcpkmon.collector.linux.probe_kinds import KINDS
+from tcpkmon.collector.linux.syscalls import close_all, wait_for_running
+from tcpkmon.collector.loader.bytecode import Cast, fill_maps, second_copy
+from tcpkmon.collector.loader.compiler import Image
+from tcpkmon.collector.loader.program import (
     Missed,
     Program,
     ProgramSpec,
@@ -40,10 +40,10 @@ from collector.loader.program import (
     load_quickest,
     never_interrupts_itself,
 )
-from collector.ring.rings import DEFAULT_TRANSPORT
-from collector.ring.transport import Transport
-from formats.base.closing import Closing
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
+from tcpkmon.collector.ring.transport import Transport
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.errors import TcpkmonError
 
 # For the callers of this module.
 __all__ = ["Loaded", "Missed", "ProgramSpec", "attach_type_id", "load_code"]

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from collector.linux.machine import describe_kernel
-from collector.loader.image_cache import PrivateFolder, cache_folder
-from collector.loader.kernel_answers import boot_id
+from tcpkmon.collector.linux.machine import describe_kernel
+from tcpkmon.collector.loader.image_cache import PrivateFolder, cache_folder
+from tcpkmon.collector.loader.kernel_answers import boot_id
 
 _FOLDER_SUFFIX = ".tcpkmon-selftest"
 _KEPT = 1

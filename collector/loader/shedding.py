@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from collector.linux import bpf
-from collector.plan.budget import Step, sample_bits
-from collector.plan.engine_config import POINTS
-from collector.ring.points import row_of
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.plan.budget import Step, sample_bits
+from tcpkmon.collector.plan.engine_config import POINTS
+from tcpkmon.collector.ring.points import row_of
 
 MAP = "klogger_shedding"
 _NAMES = [("sample", "=u8"), ("unchanged", "=u4"), ("level", "=u4"), ("points", "=u1", POINTS)]

@@ -26,15 +26,15 @@ from pyroute2.netlink import NLM_F_REQUEST, NLM_F_ROOT, NLMSG_DONE, NLMSG_ERROR
 from pyroute2.netlink.diag import SOCK_DIAG_BY_FAMILY, DiagSocket, inet_diag_req
 from pyroute2.netlink.exceptions import NetlinkError
 
-from collector.linux.netns import cookie_of, run_inside
-from collector.loader.following import descendants, sockets
-from collector.loader.tcp_info import ECN, FROM_MEMORY, MEMORY_WORDS, TCP_INFO
-from collector.plan.columns import Layout
-from collector.plan.filters import Address, Filters, Flag
-from collector.ring.batch import Batch
-from formats.base.control import EXISTING
-from formats.base.errors import KernelError
-from formats.base.tcp_info import FROM_INFO
+from tcpkmon.collector.linux.netns import cookie_of, run_inside
+from tcpkmon.collector.loader.following import descendants, sockets
+from tcpkmon.collector.loader.tcp_info import ECN, FROM_MEMORY, MEMORY_WORDS, TCP_INFO
+from tcpkmon.collector.plan.columns import Layout
+from tcpkmon.collector.plan.filters import Address, Filters, Flag
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.formats.base.control import EXISTING
+from tcpkmon.formats.base.errors import KernelError
+from tcpkmon.formats.base.tcp_info import FROM_INFO
 
 AF_INET, AF_INET6 = 2, 10
 _TCP = 6

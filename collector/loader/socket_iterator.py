@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
-from collector.linux.netns import list_namespaces, run_inside
-from formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.collector.linux.netns import list_namespaces, run_inside
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 

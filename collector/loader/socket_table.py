@@ -16,9 +16,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from collector.loader.sock_diag import ATTRIBUTE_MASK, CGROUP, INFO, STATES, Answer
-from collector.loader.tcp_info import TCP_INFO
-from collector.plan.filters import MAPPED_BITS, Filters, Flag
+from tcpkmon.collector.loader.sock_diag import ATTRIBUTE_MASK, CGROUP, INFO, STATES, Answer
+from tcpkmon.collector.loader.tcp_info import TCP_INFO
+from tcpkmon.collector.plan.filters import MAPPED_BITS, Filters, Flag
 
 MEMBERS = ("bytes_acked", "bytes_received", "total_retrans", "rcv_ooopack")
 """Members of struct tcp_info in a row; 0 where the kernel is too old to have them."""

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from collector.linux.kallsyms import KALLSYMS
-from collector.linux.kernel_constants import Facts, read_facts
-from collector.loader.kernel_answers import KernelAnswers
-from collector.plan.budget import WATCHED
-from collector.plan.columns import (
+from tcpkmon.collector.linux.kallsyms import KALLSYMS
+from tcpkmon.collector.linux.kernel_constants import Facts, read_facts
+from tcpkmon.collector.loader.kernel_answers import KernelAnswers
+from tcpkmon.collector.plan.budget import WATCHED
+from tcpkmon.collector.plan.columns import (
     EVENT,
     Layout,
     choose_columns,
@@ -18,10 +18,10 @@ from collector.plan.columns import (
     locations_of,
     make_layout,
 )
-from collector.plan.probes import absent_columns
-from collector.plan.tcp_codegen import Switches, snapshot_lines
-from formats.base.control import EXISTING
-from formats.psc.columns import CLASSIC
+from tcpkmon.collector.plan.probes import absent_columns
+from tcpkmon.collector.plan.tcp_codegen import Switches, snapshot_lines
+from tcpkmon.formats.base.control import EXISTING
+from tcpkmon.formats.psc.columns import CLASSIC
 
 IDENTITY = ("state_change", "destroy", "accepted")
 """Probes that are always attached: they find the identities of connections and their owners."""
@@ -97,7 +97,7 @@ def make_tcp_part(
     chosen = choose_columns(schema.event(EVENT), columns)
     if klogger:
         # Only logs need this import, which is slow.
-        from formats.klogger.describe import IN_HEAD
+        from tcpkmon.formats.klogger.describe import IN_HEAD
 
         chosen = tuple(name for name in chosen if name in CLASSIC or name not in IN_HEAD)
     absent = list(absent_columns(text, btf))

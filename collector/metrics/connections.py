@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.metrics.shown import SHOWN
-from collector.metrics.tcp_meter import ESTABLISHED, SYN_SENT, SYNCHRONIZED, segments_of
+from tcpkmon.collector.metrics.shown import SHOWN
+from tcpkmon.collector.metrics.tcp_meter import ESTABLISHED, SYN_SENT, SYNCHRONIZED, segments_of
 
 MOST = 1 << 18
 """Connections in the table. When it is full, the eighth goes whose last record is the oldest: that

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.metrics.histogram import Histogram
-from collector.metrics.tcp_meter import MOST
-from formats.analysis.exchanges import NEEDED, NULL, OPTIONAL, Exchanges
-from formats.analysis.why import Snapshots
+from tcpkmon.collector.metrics.histogram import Histogram
+from tcpkmon.collector.metrics.tcp_meter import MOST
+from tcpkmon.formats.analysis.exchanges import NEEDED, NULL, OPTIONAL, Exchanges
+from tcpkmon.formats.analysis.why import Snapshots
 
 _LISTEN = 10
 _ROWS = 4096

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
-from collector.metrics.words import GROUP_SORTS, STATES
-from formats.base.errors import TcpkmonError
-from formats.base.text import address_of, text_of
+from tcpkmon.collector.metrics.words import GROUP_SORTS, STATES
+from tcpkmon.formats.base.errors import TcpkmonError
+from tcpkmon.formats.base.text import address_of, text_of
 
 SHOWN = (
     "state", "srtt_us", "min_rtt_us", "snd_cwnd_segs", "mss", "retrans_out", "lport", "rport",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.metrics.histogram import Histogram
+from tcpkmon.collector.metrics.histogram import Histogram
 
 CLOSE, ESTABLISHED, SYN_SENT = 7, 1, 2
 SYNCHRONIZED = (1, 4, 5, 8, 9, 11)

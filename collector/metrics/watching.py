@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.metrics import shown
-from collector.metrics.connections import LIMITED, Connections
-from collector.metrics.tcp_meter import TcpMeter
-from collector.plan.columns import Layout, locations_of
-from formats.base.control import EXISTING, Loss, words_view
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.metrics import shown
+from tcpkmon.collector.metrics.connections import LIMITED, Connections
+from tcpkmon.collector.metrics.tcp_meter import TcpMeter
+from tcpkmon.collector.plan.columns import Layout, locations_of
+from tcpkmon.formats.base.control import EXISTING, Loss, words_view
+from tcpkmon.formats.base.errors import TcpkmonError
 
 MOST_ROWS = 1000
 _MOST_LOCATION = 31
@@ -181,8 +181,8 @@ class Watching:
         if self._requests is None:
             if not np.isin(_CALLS, entries["location"]).any():
                 return
-            from collector.metrics.request_meter import RequestMeter
-            from formats.analysis.exchanges import calls_of
+            from tcpkmon.collector.metrics.request_meter import RequestMeter
+            from tcpkmon.formats.analysis.exchanges import calls_of
 
             has_calls, at_entry = calls_of(self._ways)
             if not has_calls or not RequestMeter.can_count(set(entries.dtype.names or ())):

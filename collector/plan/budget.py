@@ -19,9 +19,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from collector.plan.options import SIZE, TIME, option, quantity
-from formats.base.errors import UsageError
-from formats.schema import Event
+from tcpkmon.collector.plan.options import SIZE, TIME, option, quantity
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.schema import Event
 
 LOCATIONS = (
     ("SEND_CALL", "RECEIVE_CALL", "RCV_SPACE_ADJUST"),

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.base.errors import KernelError, PrivilegeError, UsageError
+from tcpkmon.formats.base.errors import KernelError, PrivilegeError, UsageError
 
 MOST_PATH = 4095
 

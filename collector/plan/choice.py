@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from collector.plan.budget import make_steps
-from collector.plan.columns import (
+from tcpkmon.collector.plan.budget import make_steps
+from tcpkmon.collector.plan.columns import (
     EVENT,
     choose_columns,
     choose_locations,
@@ -15,10 +15,10 @@ from collector.plan.columns import (
     narrow,
     split_words,
 )
-from collector.plan.event_layout import EventLayout, lay_out_sources
-from collector.plan.request import Request
-from collector.plan.schema_sources import Source, find_sources, has_tcp
-from formats.base.errors import UsageError
+from tcpkmon.collector.plan.event_layout import EventLayout, lay_out_sources
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.plan.schema_sources import Source, find_sources, has_tcp
+from tcpkmon.formats.base.errors import UsageError
 
 
 def choose(

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from formats.base.control import FIRST_CONTROL
-from formats.base.errors import UsageError
-from formats.psc.columns import CLASSIC, Column, columns_of, entry_dtype
-from formats.schema import Event, Field, Schema, field_type, load
+from tcpkmon.formats.base.control import FIRST_CONTROL
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.psc.columns import CLASSIC, Column, columns_of, entry_dtype
+from tcpkmon.formats.schema import Event, Field, Schema, field_type, load
 
 SCHEMATA = Path(__file__).resolve().parents[2] / "bpf" / "schemata"
 EVENT = "SNAPSHOT"

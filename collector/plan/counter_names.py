@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from collector.linux.perf_names import find_counter, table
-from formats.base.errors import Problem
-from formats.schema import Arch, Suggestions
+from tcpkmon.collector.linux.perf_names import find_counter, table
+from tcpkmon.formats.base.errors import Problem
+from tcpkmon.formats.schema import Arch, Suggestions
 
 ANY = "any"
 MACHINES: Mapping[str, tuple[str, ...]] = MappingProxyType(

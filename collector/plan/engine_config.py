@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from collector.linux.probe_kinds import KINDS
-from collector.plan.filters import FOLLOWING, MOST_FOLLOWED
-from collector.plan.probes import Plan
-from collector.ring.points import ACCOUNT, ROWS
-from collector.ring.rings import DEFAULT_TRANSPORT
-from collector.ring.transport import Transport
-from formats.base.errors import KernelError, UsageError
+from tcpkmon.collector.linux.probe_kinds import KINDS
+from tcpkmon.collector.plan.filters import FOLLOWING, MOST_FOLLOWED
+from tcpkmon.collector.plan.probes import Plan
+from tcpkmon.collector.ring.points import ACCOUNT, ROWS
+from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
+from tcpkmon.collector.ring.transport import Transport
+from tcpkmon.formats.base.errors import KernelError, UsageError
 
 POINTS = 256
 """KLOGGER_POINTS: entries in the map of switches."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from collector.plan.budget import SAMPLE_TAG
-from collector.plan.event_layout import EventLayout, Slot
-from collector.ring.points import EVENT_HEAD_BYTES
-from formats.schema import Place
+from tcpkmon.collector.plan.budget import SAMPLE_TAG
+from tcpkmon.collector.plan.event_layout import EventLayout, Slot
+from tcpkmon.collector.ring.points import EVENT_HEAD_BYTES
+from tcpkmon.formats.schema import Place
 
 UNROLLED_BYTES = 512
 

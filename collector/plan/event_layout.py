@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from collector.plan.columns import EVENT
-from collector.plan.engine_config import POINTS
-from collector.plan.schema_sources import Source, has_tcp, load_schema_of, made_events
-from collector.ring.points import EVENT_HEAD_BYTES, FIRST_EVENT
-from formats.base.control import FIRST_CONTROL
-from formats.base.errors import UsageError
-from formats.schema import Event, Place, Schema, enabled_events, place_fields
+from tcpkmon.collector.plan.columns import EVENT
+from tcpkmon.collector.plan.engine_config import POINTS
+from tcpkmon.collector.plan.schema_sources import Source, has_tcp, load_schema_of, made_events
+from tcpkmon.collector.ring.points import EVENT_HEAD_BYTES, FIRST_EVENT
+from tcpkmon.formats.base.control import FIRST_CONTROL
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.schema import Event, Place, Schema, enabled_events, place_fields
 
 
 @dataclass(frozen=True)

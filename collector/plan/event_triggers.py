@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.plan.columns import Layout
-from collector.plan.event_layout import EventLayout, Slot
-from collector.plan.recorder import STALL
-from collector.plan.trigger_watch import Hit
-from collector.plan.triggers import CONDITIONS, TriggerScope, scope_of
-from collector.ring.points import EVENT_HEAD_BYTES
-from formats.base.expressions import Mistake, Name, Parsed, parse, read_all
-from formats.conditions import Value, names_in
-from formats.schema import suggest
+from tcpkmon.collector.plan.columns import Layout
+from tcpkmon.collector.plan.event_layout import EventLayout, Slot
+from tcpkmon.collector.plan.recorder import STALL
+from tcpkmon.collector.plan.trigger_watch import Hit
+from tcpkmon.collector.plan.triggers import CONDITIONS, TriggerScope, scope_of
+from tcpkmon.collector.ring.points import EVENT_HEAD_BYTES
+from tcpkmon.formats.base.expressions import Mistake, Name, Parsed, parse, read_all
+from tcpkmon.formats.conditions import Value, names_in
+from tcpkmon.formats.schema import suggest
 
 CONNECTIONS = ("conn_id", "connection")
 """Fields that are the number of a connection."""

@@ -6,10 +6,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from collector.plan.filters import FILTER_MAP, Filters
-from collector.plan.options import options_of
-from collector.plan.syscall_choice import LEFT_OUT
-from formats.base.errors import UsageError
+from tcpkmon.collector.plan.filters import FILTER_MAP, Filters
+from tcpkmon.collector.plan.options import options_of
+from tcpkmon.collector.plan.syscall_choice import LEFT_OUT
+from tcpkmon.formats.base.errors import UsageError
 
 _PORTS = "filter_ports"
 """An array of bits: none of its entries can be deleted."""

@@ -20,9 +20,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from collector.linux import netns
-from collector.plan.cgroups import Cgroup, find_cgroup
-from collector.plan.options import (
+from tcpkmon.collector.linux import netns
+from tcpkmon.collector.plan.cgroups import Cgroup, find_cgroup
+from tcpkmon.collector.plan.options import (
     FLAG,
     JOINED,
     NUMBERS,
@@ -33,8 +33,8 @@ from collector.plan.options import (
     option,
     options_of,
 )
-from collector.plan.syscall_choice import LEFT_OUT, left_out, parse_syscalls
-from formats.base.errors import UsageError
+from tcpkmon.collector.plan.syscall_choice import LEFT_OUT, left_out, parse_syscalls
+from tcpkmon.formats.base.errors import UsageError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -257,7 +257,7 @@ class Filters:
 
     def apply(self, maps: dict[str, int]) -> None:
         """Fills the empty BPF maps that the capture has; maps: descriptors by name."""
-        from collector.linux.bpf import map_update
+        from tcpkmon.collector.linux.bpf import map_update
 
         for name, rows in self.entries().items():
             for key, value in rows if name in maps else ():

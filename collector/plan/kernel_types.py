@@ -30,8 +30,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from collector.linux.btf import COMPOSITE, ENUMS, QUALIFIERS, Btf, Kind, Member
-from collector.linux.btf_raw import DEEPEST, damaged
+from tcpkmon.collector.linux.btf import COMPOSITE, ENUMS, QUALIFIERS, Btf, Kind, Member
+from tcpkmon.collector.linux.btf_raw import DEEPEST, damaged
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"' + r"|'(?:\\.|[^'\\\n])*'")

@@ -15,9 +15,14 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from collector.plan.quantities import parse_duration, parse_limit, parse_megabytes, parse_size
-from formats.base.errors import UsageError
-from formats.schema import suggest
+from tcpkmon.collector.plan.quantities import (
+    parse_duration,
+    parse_limit,
+    parse_megabytes,
+    parse_size,
+)
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.schema import suggest
 
 _MOST_PATH = 4096
 """PATH_MAX."""

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from collector.linux.btf import Btf, Kind
-from collector.linux.probe_kinds import KINDS
-from collector.plan.schema_sources import blank_comments
-from formats.base.errors import KernelError
+from tcpkmon.collector.linux.btf import Btf, Kind
+from tcpkmon.collector.linux.probe_kinds import KINDS
+from tcpkmon.collector.plan.schema_sources import blank_comments
+from tcpkmon.formats.base.errors import KernelError
 
 PROBE = re.compile(r'^PROBE\(\s*(\w+)\s*,\s*"([^"]*)"\s*,\s*"([^"]*)"\s*\)', re.MULTILINE)
 SERVES = "+"

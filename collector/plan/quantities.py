@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from formats.base.errors import UsageError
+from tcpkmon.formats.base.errors import UsageError
 
 _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
-from collector.plan.budget import Budget
-from collector.plan.filters import Filters, Flag
-from collector.plan.options import (
+from tcpkmon.collector.plan.budget import Budget
+from tcpkmon.collector.plan.filters import Filters, Flag
+from tcpkmon.collector.plan.options import (
     FLAG,
     JOINED,
     LIMIT_TIME,
@@ -29,11 +29,11 @@ from collector.plan.options import (
     number,
     option,
 )
-from collector.plan.recorder import Recorder, columns_for
-from collector.plan.rotation import Rotation
-from collector.writer.stream import STREAMS
-from formats.base.errors import UsageError
-from formats.registry import FILE_FORMATS, FileFormat
+from tcpkmon.collector.plan.recorder import Recorder, columns_for
+from tcpkmon.collector.plan.rotation import Rotation
+from tcpkmon.collector.writer.stream import STREAMS
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.registry import FILE_FORMATS, FileFormat
 
 FORMATS = tuple(STREAMS)
 """The first is the default."""

@@ -9,10 +9,10 @@ import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from collector.plan.options import SIZE, TIME, Kind, Option, choice, command, number, option
-from collector.plan.quantities import parse_duration, parse_size
-from formats.base.errors import UsageError
-from formats.base.installing import how_to_install
+from tcpkmon.collector.plan.options import SIZE, TIME, Kind, Option, choice, command, number, option
+from tcpkmon.collector.plan.quantities import parse_duration, parse_size
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.installing import how_to_install
 
 ARCHIVES = ("parquet", "zst")
 LEAST_BYTES = 64 << 10

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.linux.probe_kinds import KINDS
-from collector.plan import counter_names
-from collector.plan.columns import LOCATIONS, SCHEMATA
-from collector.plan.probes import PROBE, SERVES
-from collector.plan.schema_sources import (
+from tcpkmon.collector.linux.probe_kinds import KINDS
+from tcpkmon.collector.plan import counter_names
+from tcpkmon.collector.plan.columns import LOCATIONS, SCHEMATA
+from tcpkmon.collector.plan.probes import PROBE, SERVES
+from tcpkmon.collector.plan.schema_sources import (
     INCLUDES,
     LITERAL,
     Source,
@@ -24,9 +24,9 @@ from collector.plan.schema_sources import (
     made_events,
     paste_texts,
 )
-from formats.base.errors import Problem, SchemaError
-from formats.base.limits import MOST_SCHEMA_PROBLEMS
-from formats.schema import Schema, Suggestions, load_partly
+from tcpkmon.formats.base.errors import Problem, SchemaError
+from tcpkmon.formats.base.limits import MOST_SCHEMA_PROBLEMS
+from tcpkmon.formats.schema import Schema, Suggestions, load_partly
 
 _FORM = 'PROBE(name, "EVENT ...", "kind:target ...")'
 # A #line, or a use of PROBE(). The other branches skip directives and literals.

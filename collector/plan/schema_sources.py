@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from collector.linux.trusted_files import open_trusted
-from collector.plan.columns import SCHEMATA
-from collector.ring.rings import DEFAULT_TRANSPORT
-from formats.base.errors import FileError, Problem, SchemaError, UsageError
-from formats.base.limits import MOST_SCHEMA_BYTES
-from formats.schema import Schema, decode_text, load, read_text, schema_name, suggest
+from tcpkmon.collector.linux.trusted_files import open_trusted
+from tcpkmon.collector.plan.columns import SCHEMATA
+from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
+from tcpkmon.formats.base.errors import FileError, Problem, SchemaError, UsageError
+from tcpkmon.formats.base.limits import MOST_SCHEMA_BYTES
+from tcpkmon.formats.schema import Schema, decode_text, load, read_text, schema_name, suggest
 
 BASE = "base"
 TCP = "tcp"

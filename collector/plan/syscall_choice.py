@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import struct
 
-from formats.base.errors import UsageError
-from formats.schema import load, suggest
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.schema import load, suggest
 
 SYSCALL = "syscall"
 NUMBERS = 1024
@@ -16,7 +16,7 @@ LEFT_OUT = "syscall_left_out"
 
 def parse_syscalls(text: str) -> tuple[int, ...]:
     """The numbers of the calls in a text such as "read,write,452". UsageError."""
-    from collector.plan.columns import SCHEMATA  # numpy, which few command lines need
+    from tcpkmon.collector.plan.columns import SCHEMATA  # numpy, which few command lines need
 
     schema = load([SCHEMATA / "base.conf", SCHEMATA / "syscall.conf"])
     (calls,) = (enum for enum in schema.enums if enum.name == SYSCALL)

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from collector.linux.kernel_constants import Facts
-from collector.plan.columns import LOCATIONS, Layout
-from collector.ring.points import ROWS
-from formats.base.errors import UsageError
+from tcpkmon.collector.linux.kernel_constants import Facts
+from tcpkmon.collector.plan.columns import LOCATIONS, Layout
+from tcpkmon.collector.ring.points import ROWS
+from tcpkmon.formats.base.errors import UsageError
 
 WATCHED_BYTES = 64
 

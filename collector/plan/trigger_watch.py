@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.plan.triggers import Trigger
+from tcpkmon.collector.plan.triggers import Trigger
 
 SLOTS = 1 << 16
 """Of so many connections each trigger keeps a state: conn_id modulo SLOTS. Where two connections

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.plan.columns import Layout, locations_of
-from collector.plan.recorder import STALL, STALL_COLUMNS
-from formats.base.control import EXISTING, FIRST_CONTROL
-from formats.base.expressions import (
+from tcpkmon.collector.plan.columns import Layout, locations_of
+from tcpkmon.collector.plan.recorder import STALL, STALL_COLUMNS
+from tcpkmon.formats.base.control import EXISTING, FIRST_CONTROL
+from tcpkmon.formats.base.expressions import (
     TIMES,
     Mistake,
     Name,
@@ -29,8 +29,8 @@ from formats.base.expressions import (
     parse,
     read_all,
 )
-from formats.conditions import WRONG, Found, Scope, Value, constant
-from formats.schema import Field, Schema, field_type
+from tcpkmon.formats.conditions import WRONG, Found, Scope, Value, constant
+from tcpkmon.formats.schema import Field, Schema, field_type
 
 Rows = NDArray[Any]
 Mask = NDArray[np.bool_]

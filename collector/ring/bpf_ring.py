@@ -36,10 +36,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.linux import bpf
-from collector.linux.syscalls import possible_cpus, wait_for_running
-from collector.ring.batch import Batch
-from collector.ring.threshold import Threshold
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.syscalls import possible_cpus, wait_for_running
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.ring.threshold import Threshold
 
 _RINGS, _HEADS = "klogger_rings", "klogger_heads"
 """Maps: the ring buffers by CPU, and struct klogger_ring by CPU."""

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from collector.ring.log_notes import LogNotes
-from collector.ring.log_notes import layout as log_layout
-from formats.base.closing import Closing
+from tcpkmon.collector.ring.log_notes import LogNotes
+from tcpkmon.collector.ring.log_notes import layout as log_layout
+from tcpkmon.formats.base.closing import Closing
 
 
 @dataclass(frozen=True)

@@ -27,16 +27,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.linux import bpf
-from collector.linux.syscalls import (
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.syscalls import (
     online_cpus,
     perf_event_open,
     possible_cpus,
     refused,
     wait_for_running,
 )
-from collector.ring.batch import Batch
-from collector.ring.threshold import Threshold
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.ring.threshold import Threshold
 
 _RECORDS, _HEADS = "klogger_records", "klogger_heads"
 """Maps: the perf events by CPU, and struct klogger_ring by CPU."""

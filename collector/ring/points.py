@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from formats.base.causes import KERNEL_CAUSES
-from formats.base.control import EXISTING
+from tcpkmon.formats.base.causes import KERNEL_CAUSES
+from tcpkmon.formats.base.control import EXISTING
 
 ROWS = 32
 """Rows of the ledger for locations. Events follow, by number."""

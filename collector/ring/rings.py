@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from collector.linux.syscalls import online_cpus, possible_cpus, refused
-from collector.ring.batch import Batch
-from collector.ring.bpf_ring import BpfRing, BpfRings
-from collector.ring.journal import Journal
-from collector.ring.perf_ring import PerfRings
-from collector.ring.transport import CpuRing, Transport
-from formats.base.closing import Closing
-from formats.base.errors import KernelError, PrivilegeError, TcpkmonError, UsageError
+from tcpkmon.collector.linux.syscalls import online_cpus, possible_cpus, refused
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.ring.bpf_ring import BpfRing, BpfRings
+from tcpkmon.collector.ring.journal import Journal
+from tcpkmon.collector.ring.perf_ring import PerfRings
+from tcpkmon.collector.ring.transport import CpuRing, Transport
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.errors import KernelError, PrivilegeError, TcpkmonError, UsageError
 
 TRANSPORTS: dict[str, Transport] = {each.name: each for each in (BpfRings(), PerfRings())}
 """By name, the cheapest first."""

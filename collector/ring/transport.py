@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from collector.ring.batch import Batch
+from tcpkmon.collector.ring.batch import Batch
 
 
 class CpuRing(Protocol):

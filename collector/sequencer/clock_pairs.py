@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.control import Clock
+from tcpkmon.formats.base.control import Clock
 
 STEP_NS = 1_000_000
 _READINGS = 5

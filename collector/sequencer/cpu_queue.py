@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.ring.batch import Batch
-from collector.sequencer.ordered_batch import I64, LOCATION_WORD, count_places, opaque
-from collector.sequencer.part import COPY_BYTES, Chunk, Part, cut, joined
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.sequencer.ordered_batch import I64, LOCATION_WORD, count_places, opaque
+from tcpkmon.collector.sequencer.part import COPY_BYTES, Chunk, Part, cut, joined
 
 # For the callers of this module.
 __all__ = ["COPY_BYTES", "FOREVER_NS", "CpuQueue", "Part", "Queues", "cut"]

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.sequencer.ordered_batch import I64
-from collector.sequencer.part import Part, cut
+from tcpkmon.collector.sequencer.ordered_batch import I64
+from tcpkmon.collector.sequencer.part import Part, cut
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.control import WORDS_OFFSET, Loss
+from tcpkmon.formats.base.control import WORDS_OFFSET, Loss
 
 I64 = NDArray[np.int64]
 MonoToEpoch = Callable[[I64], I64]

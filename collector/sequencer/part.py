@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.sequencer.buffer_pool import Pool, even
-from collector.sequencer.ordered_batch import I64
+from tcpkmon.collector.sequencer.buffer_pool import Pool, even
+from tcpkmon.collector.sequencer.ordered_batch import I64
 
 COPY_BYTES = 1 << 20
 """About the size of a core's second-level cache: a copy is still there when it is packed."""

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.sequencer.buffer_pool import PIECE_BYTES, Pool, even
-from collector.sequencer.cpu_queue import Part, Queues
-from collector.sequencer.merge import Share, flows, pick, put, put_rows
-from collector.sequencer.ordered_batch import (
+from tcpkmon.collector.sequencer.buffer_pool import PIECE_BYTES, Pool, even
+from tcpkmon.collector.sequencer.cpu_queue import Part, Queues
+from tcpkmon.collector.sequencer.merge import Share, flows, pick, put, put_rows
+from tcpkmon.collector.sequencer.ordered_batch import (
     I64,
     LOCATION_WORD,
     MonoToEpoch,
@@ -28,7 +28,7 @@ from collector.sequencer.ordered_batch import (
     stamp,
     stamp_control,
 )
-from formats.base.control import Control, Loss, LossCause, encode_many
+from tcpkmon.formats.base.control import Control, Loss, LossCause, encode_many
 
 SLACK_NS = 100_000
 """How much the clocks of two CPUs may differ. A record is reserved in its ring before it gets its

@@ -18,10 +18,10 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from typing import Any, BinaryIO
 
-from collector.writer.own_files import Identity, append_line, has_name, identity, open_own
-from collector.writer.segment_folder import keep_from_repair, rename_new
-from formats.base.errors import TcpkmonError
-from formats.base.segments import hidden, parse_name
+from tcpkmon.collector.writer.own_files import Identity, append_line, has_name, identity, open_own
+from tcpkmon.collector.writer.segment_folder import keep_from_repair, rename_new
+from tcpkmon.formats.base.errors import TcpkmonError
+from tcpkmon.formats.base.segments import hidden, parse_name
 
 BLOCK_BYTES = 1 << 20
 ENDINGS = {"parquet": ".parquet", "zst": ".zst"}
@@ -39,10 +39,10 @@ class Archive:
         if form:
             import pyarrow.parquet  # noqa: F401
 
-            import formats.base.restore
-            import formats.export.table_file
-            import formats.psc.archive
-            import formats.verify  # noqa: F401
+            import tcpkmon.formats.base.restore
+            import tcpkmon.formats.export.table_file
+            import tcpkmon.formats.psc.archive
+            import tcpkmon.formats.verify  # noqa: F401
 
     def take(self, name: str, known: Identity | None = None) -> str:
         """Archive a segment; the name that it has now: the old one where that failed.
@@ -152,11 +152,11 @@ class Archive:
 
     def _export(self, source: BinaryIO, out: BinaryIO) -> dict[str, Any]:
         """Write its snapshots as Parquet, and make the file again of them. It is verified first."""
-        from formats.base.restore import restore
-        from formats.export.table_file import write_parquet
-        from formats.psc.archive import describe
-        from formats.psc.reader import open_capture
-        from formats.verify import DOES_NOT_ADD_UP, verify_file
+        from tcpkmon.formats.base.restore import restore
+        from tcpkmon.formats.export.table_file import write_parquet
+        from tcpkmon.formats.psc.archive import describe
+        from tcpkmon.formats.psc.reader import open_capture
+        from tcpkmon.formats.verify import DOES_NOT_ADD_UP, verify_file
 
         path = f"/proc/self/fd/{source.fileno()}"
         report = verify_file(path)

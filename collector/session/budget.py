@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collector.control.handlers import Handlers
-from collector.loader.capture_maps import Kernel
-from collector.loader.prepare import Prepared
-from collector.plan.budget import Budget
-from collector.plan.request import Request
-from collector.session.pulse import resident_bytes
-from collector.session.summary import say
-from collector.writer.base_stream import Stream
-from formats.base.shedding import Why, describe_why, encode_why
+from tcpkmon.collector.control.handlers import Handlers
+from tcpkmon.collector.loader.capture_maps import Kernel
+from tcpkmon.collector.loader.prepare import Prepared
+from tcpkmon.collector.plan.budget import Budget
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.session.pulse import resident_bytes
+from tcpkmon.collector.session.summary import say
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.formats.base.shedding import Why, describe_why, encode_why
 
 BACK_BELOW = 0.7
 MOST_BACKOFF = 32

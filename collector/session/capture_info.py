@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
 
-from collector.linux.machine import describe_kernel, describe_machine
-from collector.linux.netns import name_namespaces
-from collector.linux.system_settings import read_system_settings
-from collector.loader.capture_maps import Kernel
-from collector.loader.prepare import Prepared
-from collector.loader.selftest_result import last_result
-from collector.plan.columns import SCHEMATA
-from collector.plan.request import Request
-from collector.writer.capture_info import CaptureInfo
-from collector.writer.note import Note
+from tcpkmon.collector.linux.machine import describe_kernel, describe_machine
+from tcpkmon.collector.linux.netns import name_namespaces
+from tcpkmon.collector.linux.system_settings import read_system_settings
+from tcpkmon.collector.loader.capture_maps import Kernel
+from tcpkmon.collector.loader.prepare import Prepared
+from tcpkmon.collector.loader.selftest_result import last_result
+from tcpkmon.collector.plan.columns import SCHEMATA
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.writer.capture_info import CaptureInfo
+from tcpkmon.collector.writer.note import Note
 
 
 def make_info(

@@ -14,16 +14,16 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.linux.isolated import PYTHON
-from collector.linux.machine import read_sudo
-from collector.linux.netns import enter
-from collector.linux.privileges import Limits
-from collector.linux.waiting import readable
-from collector.session.stop_signals import Stopping
-from collector.session.summary import say
-from formats.base.closing import Closing
-from formats.base.control import EndReason
-from formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.collector.linux.isolated import PYTHON
+from tcpkmon.collector.linux.machine import read_sudo
+from tcpkmon.collector.linux.netns import enter
+from tcpkmon.collector.linux.privileges import Limits
+from tcpkmon.collector.linux.waiting import readable
+from tcpkmon.collector.session.stop_signals import Stopping
+from tcpkmon.collector.session.summary import say
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.control import EndReason
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 _GATE = Path(__file__).with_name("command_gate.py")
 _START_S = 60.0

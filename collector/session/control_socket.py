@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from collector.control.access import own_name
-from collector.control.server import ControlServer
-from collector.linux.privileges import User
-from collector.plan.request import Request
-from collector.session.summary import say
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.control.access import own_name
+from tcpkmon.collector.control.server import ControlServer
+from tcpkmon.collector.linux.privileges import User
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.session.summary import say
+from tcpkmon.formats.base.errors import TcpkmonError
 
 
 def open_server(

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from collector.loader.capture_maps import Kernel
-from collector.loader.perf_counters import OpenCounters
-from collector.ring.rings import Rings
-from collector.session.existing import Existing
-from collector.writer.base_stream import Stream
-from collector.writer.ledger import Books
+from tcpkmon.collector.loader.capture_maps import Kernel
+from tcpkmon.collector.loader.perf_counters import OpenCounters
+from tcpkmon.collector.ring.rings import Rings
+from tcpkmon.collector.session.existing import Existing
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.collector.writer.ledger import Books
 
 
 @dataclass(frozen=True)

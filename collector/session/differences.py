@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.reconciled import What
+from tcpkmon.formats.base.reconciled import What
 
 _RECEIVED, _STATE_CHANGE = 1, 4
 _ESTABLISHED = 1

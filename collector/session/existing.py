@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.linux.netns import is_own
-from collector.linux.privileges import lacking
-from collector.loader.capture_maps import Kernel
-from collector.loader.prepare import Prepared
-from collector.loader.socket_iterator import find_namespaces
-from collector.plan.filters import Filters
-from collector.plan.request import Request
-from collector.ring.batch import Batch
-from collector.ring.points import row_of
-from collector.writer.base_events import socket_note
-from collector.writer.note import Note
-from formats.base.closing import Closing
-from formats.base.control import EXISTING
+from tcpkmon.collector.linux.netns import is_own
+from tcpkmon.collector.linux.privileges import lacking
+from tcpkmon.collector.loader.capture_maps import Kernel
+from tcpkmon.collector.loader.prepare import Prepared
+from tcpkmon.collector.loader.socket_iterator import find_namespaces
+from tcpkmon.collector.plan.filters import Filters
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.ring.points import row_of
+from tcpkmon.collector.writer.base_events import socket_note
+from tcpkmon.collector.writer.note import Note
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.control import EXISTING
 
 
 class Existing(Closing):
@@ -65,7 +65,7 @@ class Existing(Closing):
         walk = self._kernel.walk(self._namespaces, step)
         if walk is None:
             # The import of pyroute2 is slow, and few kernels need it.
-            from collector.loader.sock_diag import list_batch
+            from tcpkmon.collector.loader.sock_diag import list_batch
 
             cpu = len(self._kernel.heads())
             batch = list_batch(self._prepared.layout, self._namespaces, self._filters, cpu)
@@ -97,7 +97,7 @@ class Existing(Closing):
     def sockets(self) -> Iterator[Note]:
         """SOCKET_EXISTS of each TCP socket that sock_diag lists."""
         # The import of pyroute2 is slow, and only logs need it.
-        from collector.loader.sock_diag import list_connections
+        from tcpkmon.collector.loader.sock_diag import list_connections
 
         for one in list_connections(self._namespaces, Filters(), every=True):
             yield socket_note(

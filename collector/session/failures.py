@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from collector.session.stop_signals import Stopping
-from collector.session.summary import say
-from formats.base.control import EndReason
+from tcpkmon.collector.session.stop_signals import Stopping
+from tcpkmon.collector.session.summary import say
+from tcpkmon.formats.base.control import EndReason
 
 T = TypeVar("T")
 

@@ -22,24 +22,24 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-from collector.linux.lasting import Lasting
-from collector.linux.privileges import settle
-from collector.linux.waiting import readable
-from collector.plan.request import Request
-from collector.plan.rotation import Rotation
-from collector.session.archive import Archive
-from collector.session.command import Identity, find_caller
-from collector.session.retention import Retention
-from collector.session.stop_signals import Stopping
-from collector.session.summary import say
-from collector.writer.base_stream import Stream
-from collector.writer.output_file import trusted_users
-from collector.writer.own_files import Identity as FileIdentity
-from collector.writer.own_files import swappable
-from collector.writer.segment_folder import Segments
-from formats.base.closing import Closing
-from formats.base.errors import FileError
-from formats.base.segments import hidden
+from tcpkmon.collector.linux.lasting import Lasting
+from tcpkmon.collector.linux.privileges import settle
+from tcpkmon.collector.linux.waiting import readable
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.plan.rotation import Rotation
+from tcpkmon.collector.session.archive import Archive
+from tcpkmon.collector.session.command import Identity, find_caller
+from tcpkmon.collector.session.retention import Retention
+from tcpkmon.collector.session.stop_signals import Stopping
+from tcpkmon.collector.session.summary import say
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.collector.writer.output_file import trusted_users
+from tcpkmon.collector.writer.own_files import Identity as FileIdentity
+from tcpkmon.collector.writer.own_files import swappable
+from tcpkmon.collector.writer.segment_folder import Segments
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.base.segments import hidden
 
 KEEPING = ("CAP_DAC_OVERRIDE", "CAP_CHOWN")
 LOOK_S = 1.0

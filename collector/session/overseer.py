@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from collector.loader.parked import Parked
+from tcpkmon.collector.loader.parked import Parked
 
 
 class Overseer:

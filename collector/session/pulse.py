@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from collector.ring.batch import Batch
-from formats.base.closing import Closing
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.formats.base.closing import Closing
 
 SPAN = 5
 """Seconds."""

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.metrics.watching import Watching
-from collector.plan.request import Request
-from collector.session.counts import Counts
-from collector.session.differences import Found, find_differences
-from formats.base.errors import TcpkmonError
-from formats.base.reconciled import Reconciled, What, When
+from tcpkmon.collector.metrics.watching import Watching
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.session.counts import Counts
+from tcpkmon.collector.session.differences import Found, find_differences
+from tcpkmon.formats.base.errors import TcpkmonError
+from tcpkmon.formats.base.reconciled import Reconciled, What, When
 
 LISTED = 100
 """The most differences that get an entry of their own each time."""
@@ -56,7 +56,7 @@ class Reconciling:
         self._wires: list[Any] = []
         for namespace in counts.existing.namespaces if request.reconcile else ():
             # The import of pyroute2 is slow, and few captures need it.
-            from collector.loader.later_listing import open_wire
+            from tcpkmon.collector.loader.later_listing import open_wire
 
             with suppress(OSError, TcpkmonError):  # a namespace without it is not compared
                 self._wires.append(open_wire(namespace))
@@ -121,7 +121,7 @@ class Reconciling:
 
     def _list(self) -> Work:
         """List the kernel's connections."""
-        from collector.loader.later_listing import list_by
+        from tcpkmon.collector.loader.later_listing import list_by
 
         self._watching.table().hold(True)
         self._began_ns = time.monotonic_ns()

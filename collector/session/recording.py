@@ -5,26 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from collector.loader.prepare import Prepared
-from collector.plan.columns import (
+from tcpkmon.collector.loader.prepare import Prepared
+from tcpkmon.collector.plan.columns import (
     EVENT,
     choose_columns,
     choose_locations,
     load_schema,
     make_layout,
 )
-from collector.plan.event_layout import lay_out_sources
-from collector.plan.event_triggers import EventWatch, compile_event_triggers
-from collector.plan.request import Request
-from collector.plan.schema_sources import find_sources
-from collector.plan.trigger_watch import Watch
-from collector.plan.triggers import compile_triggers
-from collector.session.summary import say
-from collector.writer.base_stream import Stream
-from collector.writer.dump import Keeping
-from collector.writer.ledger import Books
-from collector.writer.recorder import Recorder
-from collector.writer.stream import STREAMS
+from tcpkmon.collector.plan.event_layout import lay_out_sources
+from tcpkmon.collector.plan.event_triggers import EventWatch, compile_event_triggers
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.plan.schema_sources import find_sources
+from tcpkmon.collector.plan.trigger_watch import Watch
+from tcpkmon.collector.plan.triggers import compile_triggers
+from tcpkmon.collector.session.summary import say
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.collector.writer.dump import Keeping
+from tcpkmon.collector.writer.ledger import Books
+from tcpkmon.collector.writer.recorder import Recorder
+from tcpkmon.collector.writer.stream import STREAMS
 
 WAIT_S = 0.04
 """A trigger fires within 100 ms of its record: of two rounds, as a record that is younger than the

@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from collector.plan.rotation import Rotation
-from collector.writer.own_files import append_line, is_own, open_own
-from formats.base.cli import say
-from formats.base.segments import INDEX, Segment, find_segments, parse_name, read_more
+from tcpkmon.collector.plan.rotation import Rotation
+from tcpkmon.collector.writer.own_files import append_line, is_own, open_own
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.segments import INDEX, Segment, find_segments, parse_name, read_more
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-from collector.control.access import (
+from tcpkmon.collector.control.access import (
     control_folder,
     name_path,
     owner_path,
@@ -17,10 +17,10 @@ from collector.control.access import (
     socket_path,
     status_path,
 )
-from collector.linux.confinement import deny_calls
-from collector.linux.deputy import Deputy
-from collector.linux.nf_hooks import Entrance, FarEntrance
-from collector.linux.privileges import (
+from tcpkmon.collector.linux.confinement import deny_calls
+from tcpkmon.collector.linux.deputy import Deputy
+from tcpkmon.collector.linux.nf_hooks import Entrance, FarEntrance
+from tcpkmon.collector.linux.privileges import (
     WRITER_PRIORITY,
     check_threads,
     find_user,
@@ -29,11 +29,11 @@ from collector.linux.privileges import (
     run_first,
     settle,
 )
-from collector.plan.probes import Chosen
-from collector.plan.request import Request
-from collector.session.summary import say
-from collector.writer.base_stream import Stream
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.plan.probes import Chosen
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.session.summary import say
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.formats.base.errors import TcpkmonError
 
 OPENING = ("CAP_DAC_OVERRIDE", "CAP_CHOWN")
 """What the deputy needs to make files in a folder of the user who called sudo."""

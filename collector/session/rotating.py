@@ -6,11 +6,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from collector.plan.rotation import Rotation
-from collector.sequencer.clock_pairs import Clocks
-from collector.session.summary import say
-from collector.writer.base_stream import Stream
-from collector.writer.ledger import Books
+from tcpkmon.collector.plan.rotation import Rotation
+from tcpkmon.collector.sequencer.clock_pairs import Clocks
+from tcpkmon.collector.session.summary import say
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.collector.writer.ledger import Books
 
 RETRY_S = 1.0
 """After a rotation that failed, the next try comes so much later."""

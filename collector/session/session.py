@@ -9,41 +9,41 @@ import time
 from contextlib import ExitStack
 from functools import partial
 
-from collector.control.handlers import Handlers
-from collector.linux.cpu_affinity import Placing
-from collector.linux.privileges import forbid_new_privileges, passing_on, raise_limits, run_first
-from collector.loader.capture_maps import Kernel
-from collector.loader.perf_counters import OpenCounters
-from collector.loader.prepare import Prepared, check_privilege, prepare, wish_of
-from collector.metrics.watching import watch
-from collector.plan.request import Request, check_request
-from collector.ring.batch import watermark_ns
-from collector.ring.rings import choose_transport
-from collector.sequencer.clock_pairs import Clocks
-from collector.sequencer.sequencer import SLACK_NS
-from collector.session.budget import Shedding
-from collector.session.capture_info import make_info
-from collector.session.command import Command, await_exit, find_caller
-from collector.session.control_socket import open_server
-from collector.session.counts import Counts
-from collector.session.existing import Existing
-from collector.session.failures import Failures
-from collector.session.keeper import keep
-from collector.session.overseer import Overseer
-from collector.session.pulse import Pulse
-from collector.session.reconciling import Reconciling
-from collector.session.recording import Recording, open_stream
-from collector.session.rights import Rights, describe_lacking
-from collector.session.rotating import Rotating
-from collector.session.status_line import Status
-from collector.session.stop_signals import Stopping
-from collector.session.summary import describe, report, say
-from collector.session.takeover import Takeover
-from collector.writer.base_stream import Stream
-from collector.writer.ledger import Totals
-from collector.writer.record_printer import Printer
-from formats.base.control import EndReason, Mark
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.control.handlers import Handlers
+from tcpkmon.collector.linux import privileges
+from tcpkmon.collector.linux.cpu_affinity import Placing
+from tcpkmon.collector.loader.capture_maps import Kernel
+from tcpkmon.collector.loader.perf_counters import OpenCounters
+from tcpkmon.collector.loader.prepare import Prepared, check_privilege, prepare, wish_of
+from tcpkmon.collector.metrics.watching import watch
+from tcpkmon.collector.plan.request import Request, check_request
+from tcpkmon.collector.ring.batch import watermark_ns
+from tcpkmon.collector.ring.rings import choose_transport
+from tcpkmon.collector.sequencer.clock_pairs import Clocks
+from tcpkmon.collector.sequencer.sequencer import SLACK_NS
+from tcpkmon.collector.session.budget import Shedding
+from tcpkmon.collector.session.capture_info import make_info
+from tcpkmon.collector.session.command import Command, await_exit, find_caller
+from tcpkmon.collector.session.control_socket import open_server
+from tcpkmon.collector.session.counts import Counts
+from tcpkmon.collector.session.existing import Existing
+from tcpkmon.collector.session.failures import Failures
+from tcpkmon.collector.session.keeper import keep
+from tcpkmon.collector.session.overseer import Overseer
+from tcpkmon.collector.session.pulse import Pulse
+from tcpkmon.collector.session.reconciling import Reconciling
+from tcpkmon.collector.session.recording import Recording, open_stream
+from tcpkmon.collector.session.rights import Rights, describe_lacking
+from tcpkmon.collector.session.rotating import Rotating
+from tcpkmon.collector.session.status_line import Status
+from tcpkmon.collector.session.stop_signals import Stopping
+from tcpkmon.collector.session.summary import describe, report, say
+from tcpkmon.collector.session.takeover import Takeover
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.collector.writer.ledger import Totals
+from tcpkmon.collector.writer.record_printer import Printer
+from tcpkmon.formats.base.control import EndReason, Mark
+from tcpkmon.formats.base.errors import TcpkmonError
 
 CHECKPOINT_S = 1.0
 WAIT_S = 0.2
@@ -59,7 +59,7 @@ def run(request: Request, overseer: Overseer | None = None) -> int:
     no file and no program behind."""
     check_privilege()
     check_request(request)
-    limits = raise_limits()
+    limits = privileges.raise_limits()
     sys.setswitchinterval(SWITCH_S)
     with ExitStack() as stack:
         status = stack.enter_context(Status(request.quiet))
@@ -69,7 +69,7 @@ def run(request: Request, overseer: Overseer | None = None) -> int:
         transport, refused = choose_transport(request.rings)
         for why in () if request.quiet else refused:
             say(f"{why}; the capture has {transport.name} rings")
-        with passing_on():
+        with privileges.passing_on():
             prepared = prepare(wish_of(request, transport))
         describe_lacking(request.quiet)
         stopping = stack.enter_context(Stopping(request.duration_s))
@@ -190,9 +190,9 @@ class Session:
 
     def _run(self) -> None:
         command, stopping = self._command, self._stopping
-        forbid_new_privileges()
+        privileges.forbid_new_privileges()
         self._stream.start(self._rights.begin_writing)
-        run_first()
+        privileges.run_first()
         describe(self._request, self._prepared, self._kernel)
         self._checkpoint()
         step = max(1, self._rings.rows // 2)  # as fast as the rings are drained

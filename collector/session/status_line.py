@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
-from formats.base.text import human_bytes
+from tcpkmon.formats.base.text import human_bytes
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from formats.base.control import EndReason
+from tcpkmon.formats.base.control import EndReason
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from collector.loader.capture_maps import Kernel
-from collector.loader.prepare import Prepared
-from collector.plan.request import Request
-from collector.session.status_line import describe_losses
-from collector.writer.ledger import Totals
-from collector.writer.written import Written
-from formats.base.causes import KERNEL_CAUSES
-from formats.base.cli import say as say_line
-from formats.base.errors import FileError, LossError, TcpkmonError
-from formats.base.text import human_bytes
+from tcpkmon.collector.loader.capture_maps import Kernel
+from tcpkmon.collector.loader.prepare import Prepared
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.session.status_line import describe_losses
+from tcpkmon.collector.writer.ledger import Totals
+from tcpkmon.collector.writer.written import Written
+from tcpkmon.formats.base.causes import KERNEL_CAUSES
+from tcpkmon.formats.base.cli import say as say_line
+from tcpkmon.formats.base.errors import FileError, LossError, TcpkmonError
+from tcpkmon.formats.base.text import human_bytes
 
 
 def say(text: str) -> None:

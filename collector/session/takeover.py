@@ -16,21 +16,29 @@ import os
 from collections import Counter
 from dataclasses import replace
 
-from collector.linux.syscalls import possible_cpus
-from collector.loader.capture_maps import Kernel
-from collector.loader.parked import JOURNAL, Parked, describe, difference, digests, park, why_not
-from collector.loader.prepare import Prepared
-from collector.plan.request import Request
-from collector.ring.journal import Journal
-from collector.ring.rings import Rings, pages_of
-from collector.sequencer.clock_pairs import Clocks
-from collector.session.existing import Existing
-from collector.session.overseer import Overseer
-from collector.writer.base_stream import Stream
-from collector.writer.capture_info import CaptureInfo
-from collector.writer.codec import Show, Tail
-from formats.base.closing import Closing
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.linux.syscalls import possible_cpus
+from tcpkmon.collector.loader.capture_maps import Kernel
+from tcpkmon.collector.loader.parked import (
+    JOURNAL,
+    Parked,
+    describe,
+    difference,
+    digests,
+    park,
+    why_not,
+)
+from tcpkmon.collector.loader.prepare import Prepared
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.ring.journal import Journal
+from tcpkmon.collector.ring.rings import Rings, pages_of
+from tcpkmon.collector.sequencer.clock_pairs import Clocks
+from tcpkmon.collector.session.existing import Existing
+from tcpkmon.collector.session.overseer import Overseer
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.collector.writer.capture_info import CaptureInfo
+from tcpkmon.collector.writer.codec import Show, Tail
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.errors import TcpkmonError
 
 
 class Takeover(Closing):

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from formats.base.errors import FileError
-from formats.base.files import create_file
+from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.base.files import create_file
 
 if TYPE_CHECKING:
-    from formats.analysis.check import Capture
+    from tcpkmon.formats.analysis.check import Capture
 
 _ALLOWED = 0.2
 """The tolerance of an expression without one, either way."""
@@ -91,7 +91,7 @@ class Baseline:
 
     def measure(self, capture: Capture, names: Sequence[str]) -> dict[str, float | None]:
         """The values of a capture; None where it has no data. UsageError for an expression."""
-        from formats.analysis.check import measure
+        from tcpkmon.formats.analysis.check import measure
 
         chosen = names or tuple(VALUES)
         texts = [VALUES[name].expression if name in VALUES else name for name in chosen]

@@ -8,16 +8,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collector.klogger import Control
-from collector.testing.baseline import Baseline
-from collector.testing.watch import Ports, Watch
-from formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.collector.capturing import Control
+from tcpkmon.collector.testing.baseline import Baseline
+from tcpkmon.collector.testing.watch import Ports, Watch
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 if TYPE_CHECKING:
-    from formats.analysis import check, latency
-    from formats.analysis.check import Proof
-    from formats.analysis.why import Table
-    from formats.verify import Report
+    from tcpkmon.formats.analysis import check, latency
+    from tcpkmon.formats.analysis.check import Proof
+    from tcpkmon.formats.analysis.why import Table
+    from tcpkmon.formats.verify import Report
 
 
 class Captured:
@@ -53,7 +53,7 @@ class Captured:
 
     @cached_property
     def _checked(self) -> check.Capture:
-        from formats.analysis import check
+        from tcpkmon.formats.analysis import check
 
         self._wait_for_end()
         keep = None if self._ports is None else self._ports.choose
@@ -86,7 +86,7 @@ class Captured:
     @cached_property
     def ledger(self) -> Report:
         """What tcpkmon verify says of the capture: totals, losses by cause, the verdict."""
-        from formats.registry import format_of
+        from tcpkmon.formats.registry import format_of
 
         self._wait_for_end()
         if self._proof is not None:
@@ -96,7 +96,7 @@ class Captured:
     @cached_property
     def latency(self) -> latency.Report:
         """Where the time of each byte went; UsageError without capture(latency=True)."""
-        from formats.analysis import latency, open_log
+        from tcpkmon.formats.analysis import latency, open_log
 
         self._wait_for_end()
         if not self.path.is_dir():
@@ -115,7 +115,7 @@ class Captured:
         It has the values that were seen, and the worst connections. ValueError for mistakes.
         """
         __tracebackhide__ = True
-        from formats.analysis.check import as_lines, check
+        from tcpkmon.formats.analysis.check import as_lines, check
 
         try:
             results = check(self._checked, texts)

@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from collector import klogger
-from collector.commands.arguments import arguments_of
-from collector.testing.baseline import Baseline
-from collector.testing.captured import Captured
-from collector.testing.watch import Ports, Watch
-from formats.base.errors import PrivilegeError, TcpkmonError, UsageError
+from tcpkmon.collector import capturing
+from tcpkmon.collector.commands.arguments import arguments_of
+from tcpkmon.collector.testing.baseline import Baseline
+from tcpkmon.collector.testing.captured import Captured
+from tcpkmon.collector.testing.watch import Ports, Watch
+from tcpkmon.formats.base.errors import PrivilegeError, TcpkmonError, UsageError
 
 _FOLDER_FORMAT = "klogger"
 _LATENCY = {"schema": ("tcp", "magnet"), "using": "driver", "format": "klogger"}
@@ -65,7 +65,7 @@ class Captures:
     def _run(self, name: str, path: Path, words: Sequence[str]) -> Iterator[Captured]:
         __tracebackhide__ = True
         try:
-            running = klogger.launch(words, path)
+            running = capturing.launch(words, path)
         except PrivilegeError as error:
             self._refuse(str(error))
         self.paths.append(path)

@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     import pluggy
 
-    from collector.testing.captures import Captures
+    from tcpkmon.collector.testing.captures import Captures
 
 _NAME = "tcpkmon"
 _MADE = pytest.StashKey["Captures"]()
@@ -46,8 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if store:
             raise pytest.UsageError("--tcpkmon-store stores in the file of --tcpkmon-baseline FILE")
         return
-    from collector.testing.baseline import check_file
-    from formats.base.errors import FileError
+    from tcpkmon.collector.testing.baseline import check_file
+    from tcpkmon.formats.base.errors import FileError
 
     try:
         check_file(baseline, store)
@@ -72,7 +72,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.fixture
 def tcpkmon(request: pytest.FixtureRequest, tmp_path: Path) -> Captures:
     """Captures TCP: `with tcpkmon.capture(ports=[5201]) as capture:`, then capture.check(...)."""
-    from collector.testing.captures import Captures
+    from tcpkmon.collector.testing.captures import Captures
 
     config = request.config
     made = Captures(

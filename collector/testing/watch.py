@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collector.commands.arguments import arguments_of
-from collector.control.choosing import named
-from collector.control.client import Client
-from collector.plan import filters
-from formats.base.errors import PrivilegeError, TcpkmonError
+from tcpkmon.collector.commands.arguments import arguments_of
+from tcpkmon.collector.control.choosing import named
+from tcpkmon.collector.control.client import Client
+from tcpkmon.collector.plan import filters
+from tcpkmon.formats.base.errors import PrivilegeError, TcpkmonError
 
 if TYPE_CHECKING:
-    from formats.analysis.check import Proof
-    from formats.analysis.why import Table
+    from tcpkmon.formats.analysis.check import Proof
+    from tcpkmon.formats.analysis.why import Table
 
 _WAIT_S = 30.0
 """Checkpoints are a second apart; a disk may be slow."""
@@ -107,8 +107,8 @@ class Watch:
 
         TcpkmonError where it does not come, FileError, DamagedError.
         """
-        from formats.analysis.check import find_span, write_span
-        from formats.psc.reader import open_capture
+        from tcpkmon.formats.analysis.check import find_span, write_span
+        from tcpkmon.formats.psc.reader import open_capture
 
         self._mark()
         begin, end = self._marks

@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from collector.ring.journal import Journal
-from collector.writer.codec import Batch, Codec, File, Frame
-from collector.writer.file_sink import cause_of
-from collector.writer.log_noting import LogNoting
-from collector.writer.tape import Item, owe
-from collector.writer.written import END_TRIES, RETRY_NS, Place, Tally, Written
-from formats.base.control import ANY_CPU, Loss, LossCause
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.ring.journal import Journal
+from tcpkmon.collector.writer.codec import Batch, Codec, File, Frame
+from tcpkmon.collector.writer.file_sink import cause_of
+from tcpkmon.collector.writer.log_noting import LogNoting
+from tcpkmon.collector.writer.tape import Item, owe
+from tcpkmon.collector.writer.written import END_TRIES, RETRY_NS, Place, Tally, Written
+from tcpkmon.formats.base.control import ANY_CPU, Loss, LossCause
+from tcpkmon.formats.base.errors import TcpkmonError
 
 
 class Appender:

@@ -13,12 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from collector.writer.ledger import Books
-from collector.writer.note import FIRST_CPU, Note
-from collector.writer.tape import Account, Finish, Item, Logging, Marks, Paused, Switched
-from collector.writer.written import Written
-from formats.base.control import Change, Clock, Control, Trigger
-from formats.base.text import address_of
+from tcpkmon.collector.writer.ledger import Books
+from tcpkmon.collector.writer.note import FIRST_CPU, Note
+from tcpkmon.collector.writer.tape import Account, Finish, Item, Logging, Marks, Paused, Switched
+from tcpkmon.collector.writer.written import Written
+from tcpkmon.formats.base.control import Change, Clock, Control, Trigger
+from tcpkmon.formats.base.text import address_of
 
 PAUSED = 5
 """KLOGGER_FINISH.reason. Other reasons are in EndReason."""

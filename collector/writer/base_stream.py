@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from collector.ring.batch import Batch as RingBatch
-from collector.ring.journal import Journal
-from collector.sequencer.clock_pairs import Clocks
-from collector.sequencer.cpu_queue import FOREVER_NS, Queues
-from collector.sequencer.ordered_batch import Ordered
-from collector.writer.capture_info import CaptureInfo, Current
-from collector.writer.codec import Batch, Codec, File, Show, Tail
-from collector.writer.ledger import Books
-from collector.writer.output_file import Output, find_owner
-from collector.writer.segment_folder import SegmentFolder, Segments
-from collector.writer.spool import LIMIT_BYTES, Spool
-from collector.writer.tape import (
+from tcpkmon.collector.ring.batch import Batch as RingBatch
+from tcpkmon.collector.ring.journal import Journal
+from tcpkmon.collector.sequencer.clock_pairs import Clocks
+from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS, Queues
+from tcpkmon.collector.sequencer.ordered_batch import Ordered
+from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
+from tcpkmon.collector.writer.codec import Batch, Codec, File, Show, Tail
+from tcpkmon.collector.writer.ledger import Books
+from tcpkmon.collector.writer.output_file import Output, find_owner
+from tcpkmon.collector.writer.segment_folder import SegmentFolder, Segments
+from tcpkmon.collector.writer.spool import LIMIT_BYTES, Spool
+from tcpkmon.collector.writer.tape import (
     Account,
     Beginning,
     Ending,
@@ -39,10 +39,10 @@ from collector.writer.tape import (
     keep_off,
     switched_off,
 )
-from collector.writer.writer import Writer
-from collector.writer.written import Written
-from formats.base.control import EXISTING, Change, Clock, Control, EndReason, Mark
-from formats.base.errors import UsageError
+from tcpkmon.collector.writer.writer import Writer
+from tcpkmon.collector.writer.written import Written
+from tcpkmon.formats.base.control import EXISTING, Change, Clock, Control, EndReason, Mark
+from tcpkmon.formats.base.errors import UsageError
 
 STATES_PART = 4
 """A segment that is full of records is followed by one that repeats last records of at most this

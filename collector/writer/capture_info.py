@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from collector.writer.note import Note
-from formats.psc.columns import Column
-from formats.schema import Event, Schema
+from tcpkmon.collector.writer.note import Note
+from tcpkmon.formats.psc.columns import Column
+from tcpkmon.formats.schema import Event, Schema
 
 
 class Current(Protocol):

@@ -16,19 +16,19 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from collector.ring.journal import Journal
-from collector.sequencer.clock_pairs import Clocks
-from collector.sequencer.cpu_queue import Queues
-from collector.sequencer.ordered_batch import Ordered
-from collector.writer.capture_info import CaptureInfo, Current
-from collector.writer.file_sink import FileSink
-from collector.writer.output_file import Output, Owner
-from collector.writer.output_folder import OutputFolder
-from collector.writer.states import States
-from collector.writer.tape import Beginning, Item
-from collector.writer.written import Place, Tally, Written
-from formats.base.control import Clock
-from formats.base.errors import FileError
+from tcpkmon.collector.ring.journal import Journal
+from tcpkmon.collector.sequencer.clock_pairs import Clocks
+from tcpkmon.collector.sequencer.cpu_queue import Queues
+from tcpkmon.collector.sequencer.ordered_batch import Ordered
+from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
+from tcpkmon.collector.writer.file_sink import FileSink
+from tcpkmon.collector.writer.output_file import Output, Owner
+from tcpkmon.collector.writer.output_folder import OutputFolder
+from tcpkmon.collector.writer.states import States
+from tcpkmon.collector.writer.tape import Beginning, Item
+from tcpkmon.collector.writer.written import Place, Tally, Written
+from tcpkmon.formats.base.control import Clock
+from tcpkmon.formats.base.errors import FileError
 
 ALL = 0
 """The number of the file, where one has the records of all CPUs."""

@@ -21,7 +21,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from collector.linux.syscalls import c_string, call_libc
+from tcpkmon.collector.linux.syscalls import c_string, call_libc
 
 BLOCK_BYTES = 4096
 LEAST_BYTES = 128 << 10

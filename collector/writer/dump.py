@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from collector.writer.tape import Item
-from formats.base.control import Clock, Trigger
+from tcpkmon.collector.writer.tape import Item
+from tcpkmon.formats.base.control import Clock, Trigger
 
 MOST_TOLD = 1000
 """Triggers that one dump names; the rest is counted."""

@@ -18,10 +18,10 @@ import select
 import stat
 from dataclasses import dataclass
 
-from collector.linux.syscalls import call_libc
-from collector.writer.direct_io import DirectWrites, Pieces
-from formats.base.control import LossCause
-from formats.base.errors import FileError
+from tcpkmon.collector.linux.syscalls import call_libc
+from tcpkmon.collector.writer.direct_io import DirectWrites, Pieces
+from tcpkmon.formats.base.control import LossCause
+from tcpkmon.formats.base.errors import FileError
 
 RESERVE_BYTES = 64 << 10
 HEADER_BYTES = 64 << 10

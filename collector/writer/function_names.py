@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.linux.kallsyms import Kallsyms
-from formats.schema import Event, Place, Schema, place_fields
+from tcpkmon.collector.linux.kallsyms import Kallsyms
+from tcpkmon.formats.schema import Event, Place, Schema, place_fields
 
 _CLASSES = (
     ("TTY", "n_tty_|tty_|pty_|con_|do_con_|uart_"),

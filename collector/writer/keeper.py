@@ -14,11 +14,11 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from collector.sequencer.ordered_batch import Ordered
-from collector.writer.codec import Batch
-from collector.writer.states import States
-from collector.writer.tape import Account, Item
-from collector.writer.written import Place
+from tcpkmon.collector.sequencer.ordered_batch import Ordered
+from tcpkmon.collector.writer.codec import Batch
+from tcpkmon.collector.writer.states import States
+from tcpkmon.collector.writer.tape import Account, Item
+from tcpkmon.collector.writer.written import Place
 
 BLOCKS = 8
 """A block is at most this part of the window's bytes."""

@@ -22,40 +22,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.linux.syscalls import online_cpus
-from collector.ring.journal import Journal
-from collector.ring.points import EVENT_HEAD_BYTES, FIRST_EVENT
-from collector.sequencer.buffer_pool import Pool
-from collector.sequencer.clock_pairs import Clocks
-from collector.sequencer.cpu_queue import Queues
-from collector.writer.base_events import notes_of, process_notes
-from collector.writer.capture_info import CaptureInfo, Current
-from collector.writer.codec import Codec, File, Frame, Segment, Show, Tail
-from collector.writer.function_names import FunctionNames
-from collector.writer.log_batch import LogBatch, copies
-from collector.writer.log_folder import LogFolder
-from collector.writer.log_tail import LogState, open_log, open_log_segment
-from collector.writer.note import EVERY_CPU, FIRST_CPU, Note
-from collector.writer.output_file import Owner
-from collector.writer.segment_folder import LOG_SUFFIX
-from collector.writer.tape import Account, Item, Logging, Switched
-from collector.writer.tcp_order import tcp_in_order
-from collector.writer.written import Written
-from formats.base.control import EXISTING, Clock
-from formats.klogger.describe import (
+from tcpkmon.collector.linux.syscalls import online_cpus
+from tcpkmon.collector.ring.journal import Journal
+from tcpkmon.collector.ring.points import EVENT_HEAD_BYTES, FIRST_EVENT
+from tcpkmon.collector.sequencer.buffer_pool import Pool
+from tcpkmon.collector.sequencer.clock_pairs import Clocks
+from tcpkmon.collector.sequencer.cpu_queue import Queues
+from tcpkmon.collector.writer.base_events import notes_of, process_notes
+from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
+from tcpkmon.collector.writer.codec import Codec, File, Frame, Segment, Show, Tail
+from tcpkmon.collector.writer.function_names import FunctionNames
+from tcpkmon.collector.writer.log_batch import LogBatch, copies
+from tcpkmon.collector.writer.log_folder import LogFolder
+from tcpkmon.collector.writer.log_tail import LogState, open_log, open_log_segment
+from tcpkmon.collector.writer.note import EVERY_CPU, FIRST_CPU, Note
+from tcpkmon.collector.writer.output_file import Owner
+from tcpkmon.collector.writer.segment_folder import LOG_SUFFIX
+from tcpkmon.collector.writer.tape import Account, Item, Logging, Switched
+from tcpkmon.collector.writer.tcp_order import tcp_in_order
+from tcpkmon.collector.writer.written import Written
+from tcpkmon.formats.base.control import EXISTING, Clock
+from tcpkmon.formats.klogger.describe import (
     SNAPSHOT_NUMBER,
     describe_event,
     describe_snapshot,
     make_header,
 )
-from formats.klogger.encode import (
+from tcpkmon.formats.klogger.encode import (
     encode_preamble,
     finish_dump,
     pack_event,
     pack_events,
     pack_records,
 )
-from formats.klogger.table import LogFormat
+from tcpkmon.formats.klogger.table import LogFormat
 
 DUMP_ROWS = 1 << 15
 NOTE_BYTES = 256

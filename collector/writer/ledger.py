@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.ring.points import COUNTERS, location_of, row_of
-from collector.writer.written import Place, Written
-from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES, KILLED
-from formats.base.control import (
+from tcpkmon.collector.ring.points import COUNTERS, location_of, row_of
+from tcpkmon.collector.writer.written import Place, Written
+from tcpkmon.formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES, KILLED
+from tcpkmon.formats.base.control import (
     EXISTING,
     Checkpoint,
     Collector,

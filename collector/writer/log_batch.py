@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.sequencer.buffer_pool import Pool
-from collector.sequencer.cpu_queue import Part
-from collector.sequencer.ordered_batch import LOCATION_WORD, count_places, head_words
-from collector.writer.written import Place, Tally
+from tcpkmon.collector.sequencer.buffer_pool import Pool
+from tcpkmon.collector.sequencer.cpu_queue import Part
+from tcpkmon.collector.sequencer.ordered_batch import LOCATION_WORD, count_places, head_words
+from tcpkmon.collector.writer.written import Place, Tally
 
 
 class LogBatch(Part):

@@ -7,11 +7,11 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from collector.writer.output_file import Output, Owner
-from collector.writer.output_folder import OutputFolder
-from collector.writer.segment_folder import LOG_NAME
-from formats.base.errors import FileError
-from formats.klogger.logs import LOG_NAME as KNOWN_NAME
+from tcpkmon.collector.writer.output_file import Output, Owner
+from tcpkmon.collector.writer.output_folder import OutputFolder
+from tcpkmon.collector.writer.segment_folder import LOG_NAME
+from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.klogger.logs import LOG_NAME as KNOWN_NAME
 
 
 class LogFolder(OutputFolder):

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from collector.ring.journal import Journal
-from collector.ring.log_notes import Count, FileNote, SegmentNote
-from collector.writer.codec import Batch, File
-from collector.writer.written import Place, Written
+from tcpkmon.collector.ring.journal import Journal
+from tcpkmon.collector.ring.log_notes import Count, FileNote, SegmentNote
+from tcpkmon.collector.writer.codec import Batch, File
+from tcpkmon.collector.writer.written import Place, Written
 
 
 class LogNoting:

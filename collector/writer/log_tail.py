@@ -14,15 +14,20 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from collector.linux.trusted_files import open_no_link
-from collector.ring.log_notes import FileNote, LogNotes
-from collector.writer.codec import Left, Tail
-from collector.writer.output_file import trusted_users
-from collector.writer.own_files import is_own
-from collector.writer.segment_folder import LOG_NAME, LOG_SUFFIX, SegmentFolder, take_over_file
-from collector.writer.written import Written
-from formats.base.errors import FileError
-from formats.base.segments import find_segments, hidden
+from tcpkmon.collector.linux.trusted_files import open_no_link
+from tcpkmon.collector.ring.log_notes import FileNote, LogNotes
+from tcpkmon.collector.writer.codec import Left, Tail
+from tcpkmon.collector.writer.output_file import trusted_users
+from tcpkmon.collector.writer.own_files import is_own
+from tcpkmon.collector.writer.segment_folder import (
+    LOG_NAME,
+    LOG_SUFFIX,
+    SegmentFolder,
+    take_over_file,
+)
+from tcpkmon.collector.writer.written import Written
+from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.base.segments import find_segments, hidden
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from collector.sequencer.clock_pairs import Clocks
-from collector.sequencer.cpu_queue import Queues
-from collector.writer.capture_info import CaptureInfo, Current
-from collector.writer.codec import Codec, File, Frame, Segment, Show
-from collector.writer.magnet_records import MagnetBatch, Packing
-from collector.writer.tape import Account, Check, Finish, Item, Marks
-from collector.writer.written import Written
-from formats.base.changes import ChangeKind
-from formats.base.control import Change, Clock, Loss, LossCause, Trigger
-from formats.magnet.control import (
+from tcpkmon.collector.sequencer.clock_pairs import Clocks
+from tcpkmon.collector.sequencer.cpu_queue import Queues
+from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
+from tcpkmon.collector.writer.codec import Codec, File, Frame, Segment, Show
+from tcpkmon.collector.writer.magnet_records import MagnetBatch, Packing
+from tcpkmon.collector.writer.tape import Account, Check, Finish, Item, Marks
+from tcpkmon.collector.writer.written import Written
+from tcpkmon.formats.base.changes import ChangeKind
+from tcpkmon.formats.base.control import Change, Clock, Loss, LossCause, Trigger
+from tcpkmon.formats.magnet.control import (
     CHANGE,
     CHECK,
     CPU_COUNTERS,
@@ -37,9 +37,9 @@ from formats.magnet.control import (
     encode,
     encode_header,
 )
-from formats.magnet.header import make_header
-from formats.magnet.layout import CLOCK, MARK
-from formats.schema import format_schema
+from tcpkmon.formats.magnet.header import make_header
+from tcpkmon.formats.magnet.layout import CLOCK, MARK
+from tcpkmon.formats.schema import format_schema
 
 CHECK_RECORDS = 1 << 14
 """So many records get a control entry, if no other comes."""

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.ring.points import EVENT_HEAD_BYTES
-from collector.sequencer.buffer_pool import even
-from collector.sequencer.cpu_queue import Part
-from collector.sequencer.merge import Share, flows
-from collector.sequencer.ordered_batch import LOCATION_WORD
-from collector.writer.written import Place, Tally
-from formats.base.control import LossCause
-from formats.klogger.table import NUMBERS
-from formats.magnet.header import OWN, Kind, data_of
-from formats.magnet.layout import FIELDS, FIRST_EVENT, LOST, MOST_LOST, NATIVE, Layout
-from formats.schema import Event, Schema, place_fields
+from tcpkmon.collector.ring.points import EVENT_HEAD_BYTES
+from tcpkmon.collector.sequencer.buffer_pool import even
+from tcpkmon.collector.sequencer.cpu_queue import Part
+from tcpkmon.collector.sequencer.merge import Share, flows
+from tcpkmon.collector.sequencer.ordered_batch import LOCATION_WORD
+from tcpkmon.collector.writer.written import Place, Tally
+from tcpkmon.formats.base.control import LossCause
+from tcpkmon.formats.klogger.table import NUMBERS
+from tcpkmon.formats.magnet.header import OWN, Kind, data_of
+from tcpkmon.formats.magnet.layout import FIELDS, FIRST_EVENT, LOST, MOST_LOST, NATIVE, Layout
+from tcpkmon.formats.schema import Event, Schema, place_fields
 
 CONNECTION = "connection"
 """The field that the events of the schema have: the record's sockid."""

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.linux.machine import read_sudo
-from collector.linux.trusted_files import open_folder
-from collector.writer.file_sink import Calls
-from formats.base.errors import FileError
+from tcpkmon.collector.linux.machine import read_sudo
+from tcpkmon.collector.linux.trusted_files import open_folder
+from tcpkmon.collector.writer.file_sink import Calls
+from tcpkmon.formats.base.errors import FileError
 
 MODE = 0o640
 STDOUT = "-"

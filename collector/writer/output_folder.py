@@ -9,9 +9,9 @@ import stat
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from collector.linux.trusted_files import open_folder
-from collector.writer.output_file import STDOUT, Owner, give_to, trusted_users
-from formats.base.errors import FileError, UsageError
+from tcpkmon.collector.linux.trusted_files import open_folder
+from tcpkmon.collector.writer.output_file import STDOUT, Owner, give_to, trusted_users
+from tcpkmon.formats.base.errors import FileError, UsageError
 
 MODE = 0o750
 

@@ -14,8 +14,8 @@ import stat
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from collector.writer.output_file import MODE, Owner, give_to, trusted_users
-from formats.base.segments import INDEX
+from tcpkmon.collector.writer.output_file import MODE, Owner, give_to, trusted_users
+from tcpkmon.formats.base.segments import INDEX
 
 Identity = tuple[int, int]
 """Device and inode: those of a file while somebody has it open, or it has a name."""

@@ -16,24 +16,24 @@ from typing import Any
 
 import numpy as np
 
-from collector.ring.journal import Journal, Note
-from collector.sequencer.clock_pairs import Clocks
-from collector.sequencer.ordered_batch import (
+from tcpkmon.collector.ring.journal import Journal, Note
+from tcpkmon.collector.sequencer.clock_pairs import Clocks
+from tcpkmon.collector.sequencer.ordered_batch import (
     MonoToEpoch,
     Numbering,
     Ordered,
     stamp,
     stamp_control,
 )
-from collector.sequencer.sequencer import Sequencer
-from collector.writer.capture_info import CaptureInfo, Current
-from collector.writer.codec import Codec, File, Frame, Look, Segment, Show, Tail
-from collector.writer.ledger import reserve_bytes
-from collector.writer.states import MOST, States
-from collector.writer.tail import open_last_segment, open_tail
-from collector.writer.tape import Account, Finish, Item, Marks
-from collector.writer.written import Written
-from formats.base.control import (
+from tcpkmon.collector.sequencer.sequencer import Sequencer
+from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
+from tcpkmon.collector.writer.codec import Codec, File, Frame, Look, Segment, Show, Tail
+from tcpkmon.collector.writer.ledger import reserve_bytes
+from tcpkmon.collector.writer.states import MOST, States
+from tcpkmon.collector.writer.tail import open_last_segment, open_tail
+from tcpkmon.collector.writer.tape import Account, Finish, Item, Marks
+from tcpkmon.collector.writer.written import Written
+from tcpkmon.formats.base.control import (
     ANY_CPU,
     Checkpoint,
     Clock,
@@ -43,8 +43,8 @@ from formats.base.control import (
     Start,
     encode_many,
 )
-from formats.psc.columns import MODS_AUTO, MODS_FACK, MODS_RENO, MODS_SACK
-from formats.psc.header import encode_header, writer_header
+from tcpkmon.formats.psc.columns import MODS_AUTO, MODS_FACK, MODS_RENO, MODS_SACK
+from tcpkmon.formats.psc.header import encode_header, writer_header
 
 SACK = Path("/proc/sys/net/ipv4/tcp_sack")
 

@@ -10,11 +10,11 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from formats.base.control import is_control
-from formats.base.escape import for_terminal
-from formats.base.text import address_of, quote_word, text_of
-from formats.psc.columns import Column
-from formats.schema import Schema, field_type
+from tcpkmon.formats.base.control import is_control
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.text import address_of, quote_word, text_of
+from tcpkmon.formats.psc.columns import Column
+from tcpkmon.formats.schema import Schema, field_type
 
 _HIDDEN = {
     "seq_no", "time", "callvalue", "location", "lport", "rport", "seq", "time_ns", "serial",

@@ -19,17 +19,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from collector.sequencer.clock_pairs import Clocks
-from collector.writer.base_stream import Stream
-from collector.writer.capture_info import CaptureInfo, Current
-from collector.writer.codec import Batch, Codec, Show
-from collector.writer.dump import MORE, Dump, Keeping
-from collector.writer.keeper import Block, Keeper, Noted
-from collector.writer.ledger import Books
-from collector.writer.spool import LIMIT_BYTES
-from collector.writer.tape import Beginning, Finish, Item, Paused
-from collector.writer.written import Written
-from formats.base.control import Clock, EndReason, Trigger
+from tcpkmon.collector.sequencer.clock_pairs import Clocks
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
+from tcpkmon.collector.writer.codec import Batch, Codec, Show
+from tcpkmon.collector.writer.dump import MORE, Dump, Keeping
+from tcpkmon.collector.writer.keeper import Block, Keeper, Noted
+from tcpkmon.collector.writer.ledger import Books
+from tcpkmon.collector.writer.spool import LIMIT_BYTES
+from tcpkmon.collector.writer.tape import Beginning, Finish, Item, Paused
+from tcpkmon.collector.writer.written import Written
+from tcpkmon.formats.base.control import Clock, EndReason, Trigger
 
 HOUR_S = 3600.0
 LONGEST = 4

@@ -20,13 +20,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from collector.linux.syscalls import c_string, call_libc
-from collector.writer.output_file import MODE, Owner, give_to
-from collector.writer.output_folder import OutputFolder
-from collector.writer.own_files import Identity, append_line, identity
-from collector.writer.written import Written
-from formats.base.errors import FileError
-from formats.base.segments import hidden, name_segment, parse_name
+from tcpkmon.collector.linux.syscalls import c_string, call_libc
+from tcpkmon.collector.writer.output_file import MODE, Owner, give_to
+from tcpkmon.collector.writer.output_folder import OutputFolder
+from tcpkmon.collector.writer.own_files import Identity, append_line, identity
+from tcpkmon.collector.writer.written import Written
+from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.base.segments import hidden, name_segment, parse_name
 
 OPEN, SEAL, DROP, FILE = range(4)
 """Requests: make a hidden segment, give it its name, remove it; make a file in one of a log."""

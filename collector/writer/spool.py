@@ -10,11 +10,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from collector.writer.codec import Batch
-from collector.writer.tape import Item
-from collector.writer.writer import Writer
-from collector.writer.written import Place
-from formats.base.control import LossCause
+from tcpkmon.collector.writer.codec import Batch
+from tcpkmon.collector.writer.tape import Item
+from tcpkmon.collector.writer.writer import Writer
+from tcpkmon.collector.writer.written import Place
+from tcpkmon.formats.base.control import LossCause
 
 LIMIT_BYTES = 64 << 20
 CONTROL_COST_BYTES = 64 << 10

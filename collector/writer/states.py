@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.sequencer.ordered_batch import Ordered, Origin, opaque
-from formats.base.control import EXISTING
+from tcpkmon.collector.sequencer.ordered_batch import Ordered, Origin, opaque
+from tcpkmon.formats.base.control import EXISTING
 
 MOST = 1 << 14
 """Of so many connections the last record is kept: conn_id modulo MOST. Where two share a place, the

@@ -10,23 +10,23 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collector.writer.codec import Codec
+    from tcpkmon.collector.writer.codec import Codec
 
 
 def _psc() -> Codec:
-    from collector.writer.psc_codec import PscCodec
+    from tcpkmon.collector.writer.psc_codec import PscCodec
 
     return PscCodec()
 
 
 def _klogger() -> Codec:
-    from collector.writer.klogger_codec import KloggerCodec
+    from tcpkmon.collector.writer.klogger_codec import KloggerCodec
 
     return KloggerCodec()
 
 
 def _magnet() -> Codec:
-    from collector.writer.magnet_codec import MagnetCodec
+    from tcpkmon.collector.writer.magnet_codec import MagnetCodec
 
     return MagnetCodec()
 

@@ -24,14 +24,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.linux.trusted_files import open_no_link
-from collector.ring.journal import Journal
-from collector.sequencer.ordered_batch import count_places
-from collector.writer.codec import ALL, Left, Tail
-from collector.writer.output_file import trusted_users
-from collector.writer.segment_folder import take_over_file
-from collector.writer.written import Place, Written
-from formats.base.control import (
+from tcpkmon.collector.linux.trusted_files import open_no_link
+from tcpkmon.collector.ring.journal import Journal
+from tcpkmon.collector.sequencer.ordered_batch import count_places
+from tcpkmon.collector.writer.codec import ALL, Left, Tail
+from tcpkmon.collector.writer.output_file import trusted_users
+from tcpkmon.collector.writer.segment_folder import take_over_file
+from tcpkmon.collector.writer.written import Place, Written
+from tcpkmon.formats.base.control import (
     ANY_CPU,
     Checkpoint,
     Clock,
@@ -46,10 +46,10 @@ from formats.base.control import (
     is_control,
     words_view,
 )
-from formats.base.errors import DamagedError, FileError
-from formats.base.limits import MOST_CPUS, MOST_HEADER_BYTES
-from formats.base.segments import find_segments, hidden
-from formats.psc.header import KIND_SETTINGS, decode_header
+from tcpkmon.formats.base.errors import DamagedError, FileError
+from tcpkmon.formats.base.limits import MOST_CPUS, MOST_HEADER_BYTES
+from tcpkmon.formats.base.segments import find_segments, hidden
+from tcpkmon.formats.psc.header import KIND_SETTINGS, decode_header
 
 _ROWS = 1 << 14
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from collector.sequencer.ordered_batch import Ordered
-from collector.writer.capture_info import CaptureInfo
-from collector.writer.ledger import Books
-from collector.writer.note import Note
-from collector.writer.written import Written
-from formats.base.changes import ChangeKind, merge
-from formats.base.control import Change, Clock, Control, EndReason, Mark
+from tcpkmon.collector.sequencer.ordered_batch import Ordered
+from tcpkmon.collector.writer.capture_info import CaptureInfo
+from tcpkmon.collector.writer.ledger import Books
+from tcpkmon.collector.writer.note import Note
+from tcpkmon.collector.writer.written import Written
+from tcpkmon.formats.base.changes import ChangeKind, merge
+from tcpkmon.formats.base.control import Change, Clock, Control, EndReason, Mark
 
 Released = Mapping[int, tuple[int, int]]
 """By CPU, the last serial that was released or lost, and how many up to it were lost."""

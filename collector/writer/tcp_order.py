@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.ring.points import FIRST_EVENT
-from collector.sequencer.ordered_batch import LOCATION_WORD
-from collector.sequencer.part import Part
-from formats.base.control import EXISTING
+from tcpkmon.collector.ring.points import FIRST_EVENT
+from tcpkmon.collector.sequencer.ordered_batch import LOCATION_WORD
+from tcpkmon.collector.sequencer.part import Part
+from tcpkmon.formats.base.control import EXISTING
 
 _POINT = (np.dtype("=u4"), 4 * LOCATION_WORD)
 

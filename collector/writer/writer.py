@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from collector.ring.journal import Journal
-from collector.writer.appender import Appender
-from collector.writer.codec import Codec, File, Segment
-from collector.writer.file_sink import HEADER_BYTES, FileSink
-from collector.writer.segment_folder import Segments, write_first
-from collector.writer.tape import Beginning, Ending
-from collector.writer.written import Written
-from formats.base.errors import FileError
+from tcpkmon.collector.ring.journal import Journal
+from tcpkmon.collector.writer.appender import Appender
+from tcpkmon.collector.writer.codec import Codec, File, Segment
+from tcpkmon.collector.writer.file_sink import HEADER_BYTES, FileSink
+from tcpkmon.collector.writer.segment_folder import Segments, write_first
+from tcpkmon.collector.writer.tape import Beginning, Ending
+from tcpkmon.collector.writer.written import Written
+from tcpkmon.formats.base.errors import FileError
 
 
 class Writer(Appender):

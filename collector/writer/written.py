@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.sequencer.ordered_batch import count_places
-from formats.base.causes import COLLECTOR_CAUSES
-from formats.base.control import LossCause
+from tcpkmon.collector.sequencer.ordered_batch import count_places
+from tcpkmon.formats.base.causes import COLLECTOR_CAUSES
+from tcpkmon.formats.base.control import LossCause
 
 RETRY_NS = 100_000_000
 """After a failed write, records are dropped for this time. Then comes the next try."""

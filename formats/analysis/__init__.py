@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Klogger logs in Python: events as objects, intervals, statistics."""
 
-from formats.analysis.disk import Queue, Requests, device_name, queues, requests
-from formats.analysis.event import Event
-from formats.analysis.intervals import (
+from tcpkmon.formats.analysis.disk import Queue, Requests, device_name, queues, requests
+from tcpkmon.formats.analysis.event import Event
+from tcpkmon.formats.analysis.intervals import (
     Interval,
     Intervals,
     ProcessTime,
@@ -11,11 +11,11 @@ from formats.analysis.intervals import (
     cpu_times,
     match_pairs,
 )
-from formats.analysis.log import Log, open_log
-from formats.analysis.samples import Samples, collapse_stacks, count_samples
-from formats.analysis.sched import Sleeping, latencies, sleep_times, sleeps
-from formats.analysis.stalls import Stall, find_stalls
-from formats.analysis.syscalls import Calls, match_calls
+from tcpkmon.formats.analysis.log import Log, open_log
+from tcpkmon.formats.analysis.samples import Samples, collapse_stacks, count_samples
+from tcpkmon.formats.analysis.sched import Sleeping, latencies, sleep_times, sleeps
+from tcpkmon.formats.analysis.stalls import Stall, find_stalls
+from tcpkmon.formats.analysis.syscalls import Calls, match_calls
 
 __all__ = [
     "Calls",

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.event import Event
-from formats.analysis.intervals import Batched
-from formats.analysis.log import Log
-from formats.base.errors import DamagedError
-from formats.base.limits import MOST_QUEUED
+from tcpkmon.formats.analysis.event import Event
+from tcpkmon.formats.analysis.intervals import Batched
+from tcpkmon.formats.analysis.log import Log
+from tcpkmon.formats.base.errors import DamagedError
+from tcpkmon.formats.base.limits import MOST_QUEUED
 
 SWAP = 32
 """In `flags`: the request moves pages to or from swap."""

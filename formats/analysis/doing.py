@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.gather import EventTable
+from tcpkmon.formats.analysis.gather import EventTable
 
 Array = NDArray[Any]
 RUNNING, CPU_WAIT = "running", "waits for a CPU"

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.exchanges import waited
-from formats.analysis.why import (
+from tcpkmon.formats.analysis.exchanges import waited
+from tcpkmon.formats.analysis.why import (
     Connection,
     Peers,
     Source,

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.log import Log
-from formats.klogger.batch import LogBatch
-from formats.klogger.source import Source
+from tcpkmon.formats.analysis.log import Log
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.source import Source
 
 _ABSENT = -1
 

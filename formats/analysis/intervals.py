@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.event import Event
-from formats.base.changes import Switches
-from formats.base.errors import UsageError
-from formats.base.text import text_of
-from formats.klogger.batch import LogBatch, changes_of
+from tcpkmon.formats.analysis.event import Event
+from tcpkmon.formats.base.changes import Switches
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.text import text_of
+from tcpkmon.formats.klogger.batch import LogBatch, changes_of
 
 CPU = "cpu"
 COMM = "comm"

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from formats.analysis.event import Event
-from formats.base.errors import FileError, UsageError
-from formats.base.text import address_of, text_of
-from formats.klogger.batch import LogBatch
-from formats.klogger.choose import ALL, Choice, parse_condition
-from formats.klogger.clock import Moment, parse_time
-from formats.klogger.logs import Logs, open_sources
-from formats.klogger.source import Source
-from formats.klogger.table import LogEvent, LogField, LogFormat
+from tcpkmon.formats.analysis.event import Event
+from tcpkmon.formats.base.errors import FileError, UsageError
+from tcpkmon.formats.base.text import address_of, text_of
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.choose import ALL, Choice, parse_condition
+from tcpkmon.formats.klogger.clock import Moment, parse_time
+from tcpkmon.formats.klogger.logs import Logs, open_sources
+from tcpkmon.formats.klogger.source import Source
+from tcpkmon.formats.klogger.table import LogEvent, LogField, LogFormat
 
 
 class Log(Logs):

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from formats.analysis.event import Event
-from formats.analysis.log import Log
-from formats.base.errors import UsageError
+from tcpkmon.formats.analysis.event import Event
+from tcpkmon.formats.analysis.log import Log
+from tcpkmon.formats.base.errors import UsageError
 
 IDLE = "IDLE"
 SKIPPED = "SKIPPED"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.intervals import Batched, Intervals, Matcher, Statistics
-from formats.analysis.log import Log
-from formats.klogger.batch import LogBatch
+from tcpkmon.formats.analysis.intervals import Batched, Intervals, Matcher, Statistics
+from tcpkmon.formats.analysis.log import Log
+from tcpkmon.formats.klogger.batch import LogBatch
 
 IDLE = 0
 

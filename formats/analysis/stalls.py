@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.doing import DOING, Doing
-from formats.analysis.gather import EventTable, gather
-from formats.analysis.log import Log
-from formats.base.errors import UsageError
+from tcpkmon.formats.analysis.doing import DOING, Doing
+from tcpkmon.formats.analysis.gather import EventTable, gather
+from tcpkmon.formats.analysis.log import Log
+from tcpkmon.formats.base.errors import UsageError
 
 Array = NDArray[Any]
 LEAST_NS = 5_000_000

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formats.analysis.intervals import Batched, Intervals, Matcher, Statistics
-from formats.klogger.table import LogFormat
+from tcpkmon.formats.analysis.intervals import Batched, Intervals, Matcher, Statistics
+from tcpkmon.formats.klogger.table import LogFormat
 
 START, EXIT = "SYSCALL_START", "SYSCALL_EXIT"
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from formats.base.errors import UsageError
+from tcpkmon.formats.base.errors import UsageError
 
 
 class Analysed:
-    """A reader whose captures have tables. formats.open() sets `frame`: analyses are above readers.
+    """A reader whose captures have tables. tcpkmon.open() sets `frame`: analyses are above readers.
 
     frame(reader, name of the table): the table as a pandas.DataFrame.
     """
@@ -30,5 +30,5 @@ class Analysed:
 
     def _table(self, name: str) -> Any:
         if self.frame is None:
-            raise UsageError(f"{name}() needs a capture of formats.open()", "import formats")
+            raise UsageError(f"{name}() needs a capture of tcpkmon.open()", "import tcpkmon")
         return self.frame(self, name)

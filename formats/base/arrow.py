@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.base.errors import UsageError
-from formats.base.installing import how_to_install
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.installing import how_to_install
 
 
 def import_pyarrow(wanted_by: str = "") -> Any:

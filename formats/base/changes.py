@@ -8,7 +8,7 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from formats.base.control import Change
+from tcpkmon.formats.base.control import Change
 
 _MOST_NAMES = 4
 _SECOND_NS = 1_000_000_000

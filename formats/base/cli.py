@@ -12,8 +12,8 @@ from typing import IO, Any
 import click
 from click.shell_completion import shell_complete
 
-from formats.base.errors import FileError, TcpkmonError, UsageError
-from formats.base.escape import for_terminal
+from tcpkmon.formats.base.errors import FileError, TcpkmonError, UsageError
+from tcpkmon.formats.base.escape import for_terminal
 
 INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 BROKEN_PIPE = 141  # 128 + SIGPIPE

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from formats.base import reasons
+from tcpkmon.formats.base import reasons
 
 LossCause = reasons.LossCause
 EndReason = reasons.EndReason

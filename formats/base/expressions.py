@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeVar
 
-from formats.base.errors import UsageError
-from formats.base.escape import for_terminal
-from formats.base.limits import MOST_TRIGGER_CHARACTERS, MOST_TRIGGER_DEPTH
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.limits import MOST_TRIGGER_CHARACTERS, MOST_TRIGGER_DEPTH
 
 TIMES = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 """Units of time, in ns."""

@@ -14,8 +14,8 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-from formats.base.closing import Closing
-from formats.base.errors import DamagedError, FileError
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.errors import DamagedError, FileError
 
 ZSTD = b"\x28\xb5\x2f\xfd"
 """With it begins what zstd compressed."""
@@ -56,7 +56,7 @@ def open_plain(path: str | os.PathLike[str]) -> FileIO:
         plain = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - the caller closes it
         try:
             if begin == PARQUET:
-                from formats.base.restore import restore
+                from tcpkmon.formats.base.restore import restore
 
                 restore(file, path, plain)
             else:
@@ -88,7 +88,7 @@ def read_head(path: str | os.PathLike[str], size: int) -> bytes:
     with _open_regular(path) as file:
         begin = os.pread(file.fileno(), size, 0)
         if begin[:4] == PARQUET:
-            from formats.base.restore import header_of
+            from tcpkmon.formats.base.restore import header_of
 
             return header_of(file, path)[:size]
         if begin[:4] != ZSTD:
@@ -109,8 +109,8 @@ def _open_regular(path: str | os.PathLike[str]) -> FileIO:
 
 def _unpack(file: FileIO, path: str | os.PathLike[str]) -> Iterator[bytes]:
     """What zstd compressed in a file, a block after the other."""
-    from formats.base.arrow import import_pyarrow
-    from formats.base.restore import check_unpacked
+    from tcpkmon.formats.base.arrow import import_pyarrow
+    from tcpkmon.formats.base.restore import check_unpacked
 
     pyarrow = import_pyarrow()
     size, packed_bytes = 0, os.fstat(file.fileno()).st_size

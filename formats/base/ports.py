@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.errors import UsageError
-from formats.base.escape import for_terminal
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.escape import for_terminal
 
 Pair = tuple[int, int]
 HELP = ("Only this connection: its local and remote port, in any order; both its ends. More with "

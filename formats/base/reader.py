@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from formats.base.errors import DamagedError, LossError
+from tcpkmon.formats.base.errors import DamagedError, LossError
 
 
 class Records(Protocol):
@@ -60,7 +60,7 @@ def complaints_of(reader: Reader) -> list[str]:
 
 
 class Reader(Records, AbstractContextManager["Reader"], Protocol):
-    """An open file of records, or a folder of such files: the result of formats.open().
+    """An open file of records, or a folder of such files: the result of tcpkmon.open().
 
     Text from the file can hold any character: escape it before you print it. warnings, damaged,
     lost and complete need all records: if none was read yet, they read the file.

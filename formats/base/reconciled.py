@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from formats.base.control import U32, U64, Call, Control
+from tcpkmon.formats.base.control import U32, U64, Call, Control
 
 WORDS = "reconciled with the kernel"
 """With these words the line of a summary begins."""

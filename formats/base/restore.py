@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.arrow import import_pyarrow
-from formats.base.errors import DamagedError, UnprovenError
-from formats.base.limits import (
+from tcpkmon.formats.base.arrow import import_pyarrow
+from tcpkmon.formats.base.errors import DamagedError, UnprovenError
+from tcpkmon.formats.base.limits import (
     FEW_UNPACKED_BYTES,
     MOST_COLUMNS,
     MOST_CONTROLS_BYTES,

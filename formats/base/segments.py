@@ -19,9 +19,9 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
-from formats.base.errors import FileError, UsageError
-from formats.base.files import open_plain
-from formats.base.limits import MOST_INDEX_BYTES, MOST_INDEX_LINE
+from tcpkmon.formats.base.errors import FileError, UsageError
+from tcpkmon.formats.base.files import open_plain
+from tcpkmon.formats.base.limits import MOST_INDEX_BYTES, MOST_INDEX_LINE
 
 INDEX = "index.jsonl"
 _NAME = re.compile(

@@ -10,8 +10,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 
-from formats.base.changes import ChangeKind, iso
-from formats.base.control import Change
+from tcpkmon.formats.base.changes import ChangeKind, iso
+from tcpkmon.formats.base.control import Change
 
 _LISTED = 16
 _MOST_PERCENT = (1 << 24) - 1

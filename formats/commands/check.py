@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from formats.base.cli import say
-from formats.base.errors import DamagedError, FileError, UsageError
-from formats.base.escape import for_terminal
-from formats.base.files import create_file
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.errors import DamagedError, FileError, UsageError
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.files import create_file
 
 FAILED = 6
 _ENDINGS = (".pm", ".pm.zst", ".pm.parquet", ".klog")
@@ -36,7 +36,14 @@ def command(
     The arguments that are files or folders are captures, the others assertions. Exit code 0: all
     hold. 6: one does not. 5: a capture is not proven. No data is a failure.
     """
-    from formats.analysis.check import Capture, as_dict, as_junit, as_lines, check, github_lines
+    from tcpkmon.formats.analysis.check import (
+        Capture,
+        as_dict,
+        as_junit,
+        as_lines,
+        check,
+        github_lines,
+    )
 
     paths = [Path(text) for text in arguments if _is_path(text)]
     texts = [text for text in arguments if not _is_path(text)]

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from formats.base.cli import say
-from formats.base.ports import HELP, find_missing, parse_connection
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.ports import HELP, find_missing, parse_connection
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 Table = dict[str, Any]
@@ -48,7 +48,7 @@ class Chooser:
         self, command: str, files: tuple[Path, ...], ports: tuple[str, ...],
         where: str | None = None, of: str = "connection",
     ) -> None:  # fmt: skip
-        from formats.analysis.check import parse_where
+        from tcpkmon.formats.analysis.check import parse_where
 
         self._command, self._files, self._of = command, files, of
         self._pairs = tuple(parse_connection(text) for text in ports)
@@ -57,7 +57,7 @@ class Chooser:
 
     def __call__(self, table: Table) -> Table:
         """The chosen rows."""
-        from formats.analysis.check import choose
+        from tcpkmon.formats.analysis.check import choose
 
         if self._pairs:
             table = choose(table, None, self._pairs)

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from formats.base.cli import say
-from formats.base.errors import UsageError
-from formats.base.escape import for_terminal
-from formats.base.files import create_file
-from formats.commands.proof import exit_code
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.files import create_file
+from tcpkmon.formats.commands.proof import exit_code
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from formats.history import Condensed, Group, Shares, Times
+    from tcpkmon.formats.history import Condensed, Group, Shares, Times
 
 _WIDTH = 100
 _NONE = "n/a"
@@ -61,8 +61,8 @@ def command(
     by the CPU time that they used. A figure that was not recorded is n/a. Exit code 3: events were
     lost, or the end of a log is unknown; 5: a log is damaged.
     """
-    from formats.analysis import open_log
-    from formats.history import condense
+    from tcpkmon.formats.analysis import open_log
+    from tcpkmon.formats.history import condense
 
     limits = _parse_limits(classes)
     with open_log(*files) as log:
@@ -70,7 +70,7 @@ def command(
         problems = log.problems
         code = exit_code("tcpkmon condense", log, files)
     if output is not None:
-        from formats.history import draw_condensed
+        from tcpkmon.formats.history import draw_condensed
 
         draw_condensed(report, output, force)
     if as_json:
@@ -197,7 +197,7 @@ def _list_groups(title: str, groups: Sequence[Group]) -> Table:
 
 
 def _list_by_row(title: str, groups: Sequence[Group]) -> Table:
-    from formats.history import NO_USER
+    from tcpkmon.formats.history import NO_USER
 
     table = _table(title, "Processes", "Response s", "Think s", "CPU ms", "I/O ms", "Physical",
                    "Virtual")  # fmt: skip

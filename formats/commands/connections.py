@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from formats.base.cli import say
-from formats.base.escape import for_terminal
-from formats.base.reader import complaints_of
-from formats.commands.choosing import Chooser, choosing_options
-from formats.commands.proof import exit_code
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.reader import complaints_of
+from tcpkmon.formats.commands.choosing import Chooser, choosing_options
+from tcpkmon.formats.commands.proof import exit_code
 
 _SHOWN = ("start", "laddr", "lport", "raddr", "rport", "role", "end_reason", "duration_us",
           "bytes_sent",
@@ -53,8 +53,8 @@ def command(
     Segments of a capture are read as one; with other files the first column is the file. Exit code
     3: records were lost, or the end is unknown; the columns lost_records and proven say where.
     """
-    from formats.analysis.why import choose, write
-    from formats.analysis.why.writing import form_of
+    from tcpkmon.formats.analysis.why import choose, write
+    from tcpkmon.formats.analysis.why.writing import form_of
 
     if columns == "help":
         _list_columns()
@@ -77,8 +77,8 @@ def _read(files: tuple[Path, ...]) -> tuple[dict[str, Any], int]:
     """The connections of all captures; with several, the first column is the file."""
     import numpy as np
 
-    from formats.analysis.why import Source, connections
-    from formats.registry import group
+    from tcpkmon.formats.analysis.why import Source, connections
+    from tcpkmon.formats.registry import group
 
     tables, code, captures = [], 0, group(files)
     for paths in captures:
@@ -108,7 +108,7 @@ def report(source: Any, name: str, paths: Iterable[Path]) -> int:
 
 
 def _list_columns() -> None:
-    from formats.analysis.why import CONNECTIONS
+    from tcpkmon.formats.analysis.why import CONNECTIONS
 
     for column in CONNECTIONS:
         needs = f" (needs the column {column.needs})" if column.needs else ""

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from formats.base.cli import say
-from formats.base.errors import UsageError
-from formats.commands.choosing import Chooser, choosing_options
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.commands.choosing import Chooser, choosing_options
 
 if TYPE_CHECKING:
-    from formats.klogger.clock import Moment
-    from formats.psc.reader import Capture
+    from tcpkmon.formats.klogger.clock import Moment
+    from tcpkmon.formats.psc.reader import Capture
 
 _HOW = "give 2026-01-31T12:00:00 (UTC), or CLOCK_MONOTONIC in ns"
 
@@ -45,10 +45,10 @@ def command(
     CLOCK_MONOTONIC in ns. FILE must add up, see tcpkmon verify. Exit code 3: FILE has losses, or
     its end is unknown; so has OUT.
     """
-    from formats.klogger.clock import parse_time
-    from formats.psc.reader import Capture
-    from formats.registry import kind_of
-    from formats.verify import cut_file
+    from tcpkmon.formats.klogger.clock import parse_time
+    from tcpkmon.formats.psc.reader import Capture
+    from tcpkmon.formats.registry import kind_of
+    from tcpkmon.formats.verify import cut_file
 
     if not (since or until or ports or where):
         raise UsageError("nothing to cut by", "give --since, --until, -p or --where")
@@ -73,7 +73,7 @@ def command(
 
 def _ids(file: Path, chosen: Chooser) -> Any:
     """The ids of the chosen connections."""
-    from formats.analysis.why import Source, connections
+    from tcpkmon.formats.analysis.why import Source, connections
 
     with Source(file) as source:
         found = chosen(connections(source))["conn_id"]
@@ -85,8 +85,8 @@ def _segment(folder: Path, first: Moment | None, last: Moment | None) -> Path:
     """The only segment in a folder that has records of this time. UsageError."""
     import numpy as np
 
-    from formats.base.segments import find_segments
-    from formats.psc.reader import Capture
+    from tcpkmon.formats.base.segments import find_segments
+    from tcpkmon.formats.psc.reader import Capture
 
     if first is None and last is None:
         raise UsageError(f"{folder} is a folder of segments",

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from formats.base.cli import CLOCKS, say
-from formats.base.errors import DamagedError, LossError, UsageError
-from formats.base.files import already_there
-from formats.commands.proof import contradicted
+from tcpkmon.formats.base.cli import CLOCKS, say
+from tcpkmon.formats.base.errors import DamagedError, LossError, UsageError
+from tcpkmon.formats.base.files import already_there
+from tcpkmon.formats.commands.proof import contradicted
 
 if TYPE_CHECKING:
-    from formats.klogger.source import Source
+    from tcpkmon.formats.klogger.source import Source
 
 FORMATS = ("perl", "json", "csv", "spreadsheet", "parquet")
 
@@ -51,11 +51,11 @@ def command(files: tuple[Path, ...], **asked: Any) -> int:
     damaged is reported on stderr, and everything that is good is decoded. Exit code 3: events were
     lost, or the end of a log is unknown after a crash; 5: a log is damaged.
     """
-    from formats.export.forms import FORMS
-    from formats.klogger.choose import Choice, parse_condition
-    from formats.klogger.clock import parse_time
-    from formats.klogger.logs import Logs
-    from formats.registry import open_sources
+    from tcpkmon.formats.export.forms import FORMS
+    from tcpkmon.formats.klogger.choose import Choice, parse_condition
+    from tcpkmon.formats.klogger.clock import parse_time
+    from tcpkmon.formats.klogger.logs import Logs
+    from tcpkmon.formats.registry import open_sources
 
     clock = asked["clock"]
     names = tuple(name.strip() for text in asked["names"] for name in text.split(","))

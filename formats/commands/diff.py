@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from formats.base.cli import say, use_colours
-from formats.base.errors import Errors, FileError, LossError, UsageError
-from formats.base.files import already_there
-from formats.schema import suggest
+from tcpkmon.formats.base.cli import say, use_colours
+from tcpkmon.formats.base.errors import Errors, FileError, LossError, UsageError
+from tcpkmon.formats.base.files import already_there
+from tcpkmon.formats.schema import suggest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from formats.analysis.diff import Report
+    from tcpkmon.formats.analysis.diff import Report
 
 _WIDTH = 110
 
@@ -64,8 +64,8 @@ def command(
     if metrics == "help":
         _list_metrics()
         return 0
-    from formats.analysis import diff
-    from formats.analysis.check import parse_where
+    from tcpkmon.formats.analysis import diff
+    from tcpkmon.formats.analysis.check import parse_where
 
     errors = Errors()
     with errors.caught():
@@ -106,7 +106,7 @@ def _check_output(output: Path | None, force: bool) -> None:
     """Before anything is read: UsageError, FileError."""
     if output is None:
         return
-    from formats.drawing import check_output
+    from tcpkmon.formats.drawing import check_output
 
     check_output(output)
     if output.exists() and not force:
@@ -116,7 +116,7 @@ def _check_output(output: Path | None, force: bool) -> None:
 
 
 def _metrics(text: str | None) -> list[str]:
-    from formats.analysis.diff import BY_NAME
+    from tcpkmon.formats.analysis.diff import BY_NAME
 
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     unknown = [f"{name}{suggest(name, BY_NAME)}" for name in names if name not in BY_NAME]
@@ -126,7 +126,7 @@ def _metrics(text: str | None) -> list[str]:
 
 
 def _list_metrics() -> None:
-    from formats.analysis.diff import METRICS
+    from tcpkmon.formats.analysis.diff import METRICS
 
     words = {1: "more is worse", -1: "less is worse", 0: "neither is worse"}
     for one in METRICS:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from formats.base.cli import say
-from formats.base.errors import UsageError
-from formats.base.reader import complaints_of
-from formats.commands.proof import exit_code
-from formats.export.forms import ENDINGS, FORMS, TABLES
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.reader import complaints_of
+from tcpkmon.formats.commands.proof import exit_code
+from tcpkmon.formats.export.forms import ENDINGS, FORMS, TABLES
 
 
 @click.command("export")
@@ -44,8 +44,8 @@ def command(
     events of logs. Exit code 3: the capture has losses, or its end is missing; 5: it is damaged.
     What is good is exported in any case.
     """
-    import formats
-    from formats.base.arrow import import_pyarrow
+    import tcpkmon
+    from tcpkmon.formats.base.arrow import import_pyarrow
 
     if form is None:
         form = ENDINGS.get(output.suffix.lower(), "") if output is not None else "csv"
@@ -59,7 +59,7 @@ def command(
     if names is not None and not names:
         raise UsageError("--columns names none", "tcpkmon columns lists them")
     file = files[0]
-    with formats.open(*files) as reader:
+    with tcpkmon.open(*files) as reader:
         records = reader.for_export(form, names, sort)
         if output is not None and output.exists() and any(map(output.samefile, files)):
             raise UsageError(f"-o {output} is the capture itself", "choose another name")

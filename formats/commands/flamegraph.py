@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from formats.base.cli import say
-from formats.commands.proof import exit_code
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.commands.proof import exit_code
 
 
 @click.command("flamegraph")
@@ -26,7 +26,7 @@ def command(logs: tuple[Path, ...], idle: bool, shares: bool) -> int:  # fmt: sk
     Kernel functions end in _[k], a program's own are addresses. Exit code 3: events were lost, or
     the end of a log is unknown; 5: a log is damaged.
     """
-    from formats.analysis import collapse_stacks, count_samples, open_log
+    from tcpkmon.formats.analysis import collapse_stacks, count_samples, open_log
 
     with open_log(*logs) as log:
         if shares:

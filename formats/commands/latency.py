@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from formats.base.cli import say, use_colours
-from formats.base.errors import UsageError
-from formats.base.files import already_there
-from formats.base.ports import find_missing, parse_connection
-from formats.commands.choosing import ports_option
-from formats.commands.proof import exit_code
+from tcpkmon.formats.base.cli import say, use_colours
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.files import already_there
+from tcpkmon.formats.base.ports import find_missing, parse_connection
+from tcpkmon.formats.commands.choosing import ports_option
+from tcpkmon.formats.commands.proof import exit_code
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from formats.analysis.latency import Latency, Summary
+    from tcpkmon.formats.analysis.latency import Latency, Summary
 
 _WIDTH = 110
 _TABLE = ".parquet"
@@ -76,10 +76,10 @@ def command(
     never guessed. Exit code 3: events were lost, or the end of a log is unknown; 5: a log is
     damaged.
     """
-    from formats.analysis import open_log
-    from formats.analysis.latency import Latency, Summary, find_flows, make_report
-    from formats.analysis.latency import as_json as report_json
-    from formats.registry import kind_of
+    from tcpkmon.formats.analysis import open_log
+    from tcpkmon.formats.analysis.latency import Latency, Summary, find_flows, make_report
+    from tcpkmon.formats.analysis.latency import as_json as report_json
+    from tcpkmon.formats.registry import kind_of
 
     pairs = [parse_connection(text) for text in ports]
     table = _check(files, outputs, force)
@@ -100,13 +100,13 @@ def command(
         problems, code = log.problems, exit_code("tcpkmon latency", log, files)
     for path in outputs:
         if path != table:
-            from formats.analysis.latency import draw_latency
+            from tcpkmon.formats.analysis.latency import draw_latency
 
             draw_latency(report, path, force)
     if as_json:
         click.echo(json.dumps(report_json(report), indent=2))
     else:
-        from formats.analysis.latency import print_latency
+        from tcpkmon.formats.analysis.latency import print_latency
 
         print_latency(report, _console(), most)
     for text in problems:
@@ -125,7 +125,7 @@ def _check(files: tuple[Path, ...], outputs: tuple[Path, ...], force: bool) -> P
         if path.exists() and not force:
             raise already_there(path)
         if path not in tables:
-            from formats.drawing import check_output
+            from tcpkmon.formats.drawing import check_output
 
             check_output(path)
     return tables[0] if tables else None
@@ -136,8 +136,8 @@ def _measure(latency: Latency, summary: Summary, table: Path | None, force: bool
         for some in latency:
             summary.add(some)
         return
-    from formats.analysis.latency import Ranges
-    from formats.export.forms import FORMS
+    from tcpkmon.formats.analysis.latency import Ranges
+    from tcpkmon.formats.export.forms import FORMS
 
     FORMS["parquet"](Ranges(latency, summary.add), table, force)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from formats.base.cli import CLOCKS, say
-from formats.base.errors import DamagedError, FileError, LossError, UsageError
-from formats.commands.proof import contradicted
+from tcpkmon.formats.base.cli import CLOCKS, say
+from tcpkmon.formats.base.errors import DamagedError, FileError, LossError, UsageError
+from tcpkmon.formats.commands.proof import contradicted
 
 _MOST_SHOWN = 10
 
@@ -44,12 +44,12 @@ def command(
     order and pointer width is read. A file without a header (of the original MAGNeT) is described
     by options. Exit code 3: events were lost, or the end of the file is unknown; 5: it is damaged.
     """
-    from formats.base.files import InputFile
-    from formats.klogger.logs import Logs
-    from formats.magnet.layout import NATIVE, Layout
-    from formats.magnet.parse import TabStyle, kinds_of
-    from formats.magnet.reader import open_reader
-    from formats.registry import format_of
+    from tcpkmon.formats.base.files import InputFile
+    from tcpkmon.formats.klogger.logs import Logs
+    from tcpkmon.formats.magnet.layout import NATIVE, Layout
+    from tcpkmon.formats.magnet.parse import TabStyle, kinds_of
+    from tcpkmon.formats.magnet.reader import open_reader
+    from tcpkmon.formats.registry import format_of
 
     found = format_of(file)
     if file.is_file():

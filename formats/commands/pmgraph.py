@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from formats.base import cli
-from formats.base.changes import describe
-from formats.base.control import Start
-from formats.base.errors import DamagedError, FileError, UsageError
-from formats.base.escape import for_terminal
-from formats.base.limits import MOST_LISTED
-from formats.commands.proof import contradicted, exit_code
-from formats.pmgraph import options
-from formats.pmgraph.options import PARAMETERS, Selection, parse_names, select
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.base.changes import describe
+from tcpkmon.formats.base.control import Start
+from tcpkmon.formats.base.errors import DamagedError, FileError, UsageError
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.limits import MOST_LISTED
+from tcpkmon.formats.commands.proof import contradicted, exit_code
+from tcpkmon.formats.pmgraph import options
+from tcpkmon.formats.pmgraph.options import PARAMETERS, Selection, parse_names, select
 
 if TYPE_CHECKING:
-    from formats.pmgraph.pages import Page
-    from formats.psc.reader import Capture
+    from tcpkmon.formats.pmgraph.pages import Page
+    from tcpkmon.formats.psc.reader import Capture
 
 _CHOSEN = "tcpkmon.pmgraph.chosen"
 _OF_ONE = {"text": "-T", "gaps": "-D", "maximum_memory": "-M"}
@@ -90,8 +90,8 @@ def command(context: click.Context, /, files: tuple[Path, ...], **asked: Any) ->
     graph for each parameter. Without -T, -x or -o it draws in a window where there is a display,
     else in the terminal. Without options for columns it shows everything.
     """
-    from formats.psc.reader import open_capture
-    from formats.registry import FILE_FORMATS, group, kind_of
+    from tcpkmon.formats.psc.reader import open_capture
+    from tcpkmon.formats.registry import FILE_FORMATS, group, kind_of
 
     selection = select(
         context.meta.get(_CHOSEN, []), asked["connections"], asked["scales"], asked["by_parameter"]
@@ -137,7 +137,7 @@ def _check(files: Sequence[Path], asked: dict[str, Any]) -> None:
         letters = {"text": "-T", "xgraph": "-x", "output": "-o"}
         raise UsageError(f"{' and '.join(letters[name] for name in given)} exclude each other")
     if asked["output"]:
-        from formats.drawing import check_output
+        from tcpkmon.formats.drawing import check_output
 
         check_output(asked["output"])
         there = [file for file in files if file.exists()]
@@ -149,25 +149,25 @@ def _show(capture: Capture, selection: Selection, asked: dict[str, Any]) -> None
     out = sys.stdout.buffer
     # With -T the other answers are comments in the text.
     if asked["maximum_memory"]:
-        from formats.pmgraph.quantities import find_maximum_bytes
+        from tcpkmon.formats.pmgraph.quantities import find_maximum_bytes
 
         maximum = str(find_maximum_bytes(capture))
         click.echo(f"# maximum memory {maximum}" if asked["text"] else maximum)
     if asked["gaps"]:
-        from formats.pmgraph.gaps import write_gaps
+        from tcpkmon.formats.pmgraph.gaps import write_gaps
 
         write_gaps(capture, out, asked["clock"], "# gap " if asked["text"] else "")
     if asked["text"]:
-        from formats.pmgraph.text import write_text
+        from tcpkmon.formats.pmgraph.text import write_text
 
         write_text(capture, selection, out, asked["clock"])
     elif asked["xgraph"]:
-        from formats.pmgraph.xgraph import write_xgraph
+        from tcpkmon.formats.pmgraph.xgraph import write_xgraph
 
         for path in write_xgraph(capture, selection, Path(), asked["force"]):
             click.echo(for_terminal(str(path)))
     elif asked["output"] or not _is_answered(selection, asked):
-        from formats.pmgraph.pages import build_pages
+        from tcpkmon.formats.pmgraph.pages import build_pages
 
         _draw(lambda bins: build_pages(capture, selection, bins), asked["output"])
     out.flush()
@@ -178,7 +178,7 @@ def _show_together(
 ) -> None:
     by_clock = asked["axis"] == "clock"
     if asked["xgraph"]:
-        from formats.pmgraph.xgraph import write_together
+        from tcpkmon.formats.pmgraph.xgraph import write_together
 
         paths, notes = write_together(captures, selection, Path(), by_clock, asked["force"])
         for path in paths:
@@ -186,7 +186,7 @@ def _show_together(
         for note in notes:
             _say(note)
         return
-    from formats.pmgraph.together import build_together
+    from tcpkmon.formats.pmgraph.together import build_together
 
     _draw(lambda bins: build_together(captures, selection, bins, by_clock), asked["output"])
 
@@ -201,7 +201,7 @@ def _draw(
     build: Callable[[int], tuple[list[Page], list[str]]], output: Path | None
 ) -> None:
     """Draw what build() makes for so many pixel columns, and say its notes."""
-    from formats.pmgraph import figure, terminal
+    from tcpkmon.formats.pmgraph import figure, terminal
 
     in_window = output is None and figure.has_window()
     in_terminal = output is None and not in_window
@@ -243,7 +243,7 @@ def _warn(capture: Capture) -> None:
 
 
 def _describe(capture: Capture) -> None:
-    from formats.pmgraph.connections import find_connections, title_of
+    from tcpkmon.formats.pmgraph.connections import find_connections, title_of
 
     header = capture.header
     _say(

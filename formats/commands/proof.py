@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from formats.base.cli import say
-from formats.base.escape import for_terminal
-from formats.base.reader import Told, exit_code_of
-from formats.registry import format_of
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.reader import Told, exit_code_of
+from tcpkmon.formats.registry import format_of
 
 
 def exit_code(name: str, read: Told, paths: Iterable[Path]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from formats.base.cli import use_colours
+from tcpkmon.formats.base.cli import use_colours
 
 
 @click.command("repair")
@@ -22,8 +22,8 @@ def command(file: str, output: str, quiet: bool) -> int:
     Exit code 0: NEW is sound (it may have losses); 5: it still does not add up, or the header of
     FILE cannot be read.
     """
-    from formats.registry import format_of
-    from formats.verify import DOES_NOT_ADD_UP, make_console, print_report
+    from tcpkmon.formats.registry import format_of
+    from tcpkmon.formats.verify import DOES_NOT_ADD_UP, make_console, print_report
 
     summary, report = format_of(file).repair(file, output)
     sound = report.exit_code != DOES_NOT_ADD_UP

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from formats.base.cli import say
-from formats.base.errors import UsageError
-from formats.base.escape import for_terminal
-from formats.base.files import already_there
-from formats.commands.choosing import Chooser, ports_option, where_option
-from formats.commands.connections import report
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.files import already_there
+from tcpkmon.formats.commands.choosing import Chooser, ports_option, where_option
+from tcpkmon.formats.commands.connections import report
 
 if TYPE_CHECKING:
-    from formats.analysis.why import Table
+    from tcpkmon.formats.analysis.why import Table
 
 _TABLES = (".parquet", ".arrow", ".csv", ".json")
 
@@ -60,9 +60,9 @@ def command(
     """
     import numpy as np
 
-    from formats.analysis.exchanges import asked_meanwhile, did_meanwhile, exchanges
-    from formats.analysis.why import Source, has_waits, rows_of
-    from formats.registry import group
+    from tcpkmon.formats.analysis.exchanges import asked_meanwhile, did_meanwhile, exchanges
+    from tcpkmon.formats.analysis.why import Source, has_waits, rows_of
+    from tcpkmon.formats.registry import group
 
     chosen = Chooser("requests", files, ports, where, of="request")
     captures = group(files)
@@ -101,20 +101,20 @@ def _check(outputs: tuple[Path, ...], files: tuple[Path, ...], force: bool) -> N
         if path.exists() and not force:
             raise already_there(path)
         if path.suffix.lower() not in _TABLES:
-            from formats.drawing import check_output
+            from tcpkmon.formats.drawing import check_output
 
             check_output(path)
 
 
 def _write(table: Table, path: Path, force: bool) -> None:
     if path.suffix.lower() in _TABLES:
-        from formats.analysis.exchanges import as_arrow
-        from formats.analysis.why import write
-        from formats.analysis.why.writing import form_of
+        from tcpkmon.formats.analysis.exchanges import as_arrow
+        from tcpkmon.formats.analysis.why import write
+        from tcpkmon.formats.analysis.why.writing import form_of
 
         write("requests", table, form_of(None, path), path, force, make=as_arrow)
     else:
-        from formats.analysis.exchanges import draw_requests
+        from tcpkmon.formats.analysis.exchanges import draw_requests
 
         draw_requests(table, path, force)
 
@@ -125,9 +125,9 @@ def _print(
 ) -> None:
     import numpy as np
 
-    from formats.analysis.exchanges import head, slowest_of, story, summarize
-    from formats.analysis.exchanges.story import ends
-    from formats.analysis.why import row_of
+    from tcpkmon.formats.analysis.exchanges import head, slowest_of, story, summarize
+    from tcpkmon.formats.analysis.exchanges.story import ends
+    from tcpkmon.formats.analysis.why import row_of
 
     if not len(table["conn_id"]):
         click.echo("no exchange: nobody sent anything, or only one side did")
@@ -171,8 +171,8 @@ def _print_parts(summary: Any, side: str) -> None:
     from rich.console import Console
     from rich.table import Table as Lines
 
-    from formats.analysis.exchanges.story import NAMES
-    from formats.analysis.why.words import human_time
+    from tcpkmon.formats.analysis.exchanges.story import NAMES
+    from tcpkmon.formats.analysis.why.words import human_time
 
     lines = Lines(box=None, pad_edge=False)
     for name in ("", "p50", "p95", "p99", "max", "share"):

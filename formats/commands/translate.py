@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from formats.base.cli import say
-from formats.base.escape import for_terminal
-from formats.base.files import create_file
-from formats.commands.proof import exit_code
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.files import create_file
+from tcpkmon.formats.commands.proof import exit_code
 
 if TYPE_CHECKING:
-    from formats.analysis import Log
+    from tcpkmon.formats.analysis import Log
 
 
 @click.command("translate")
@@ -38,8 +38,8 @@ def command(
     """
     from importlib.metadata import version
 
-    from formats.analysis import open_log
-    from formats.history import Translator, write_records_1987
+    from tcpkmon.formats.analysis import open_log
+    from tcpkmon.formats.history import Translator, write_records_1987
 
     with open_log(*files) as log:
         theirs = log.format.header.get("tcpkmon")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from formats.base.cli import use_colours
-from formats.base.errors import FileError
+from tcpkmon.formats.base.cli import use_colours
+from tcpkmon.formats.base.errors import FileError
 
 if TYPE_CHECKING:
-    from formats.verify import Report
+    from tcpkmon.formats.verify import Report
 
 _BY_WEIGHT = (5, 1, 3)
 
@@ -30,8 +30,8 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
     accounted for, or the end of the file is unknown after a crash. 5: the file does not add up or
     is damaged. Of several files the worst counts (1, a file that cannot be read, before 3).
     """
-    from formats.registry import format_of
-    from formats.verify import Report
+    from tcpkmon.formats.registry import format_of
+    from tcpkmon.formats.verify import Report
 
     reports: list[Report] = []
     for path in files:
@@ -52,7 +52,7 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
 
 
 def _print(report: Report, first: bool) -> None:
-    from formats.verify import make_console, print_report
+    from tcpkmon.formats.verify import make_console, print_report
 
     if not first:
         click.echo()

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from formats.base.errors import UsageError
-from formats.base.escape import for_terminal
-from formats.commands.choosing import Chooser, choosing_options
-from formats.commands.connections import report
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.commands.choosing import Chooser, choosing_options
+from tcpkmon.formats.commands.connections import report
 
 if TYPE_CHECKING:
-    from formats.analysis.explaining import Explained
-    from formats.analysis.why import Connection
+    from tcpkmon.formats.analysis.explaining import Explained
+    from tcpkmon.formats.analysis.why import Connection
 
 _INTERVALS_SHOWN = 40
 _NUMBERS = re.compile(r"\S*\d\S*( (%|[kMG]?B|[um]?s|[kMG]?bit/s)(?![A-Za-z]))?")
@@ -64,8 +64,8 @@ def command(
     """
     import numpy as np
 
-    from formats.analysis.explaining import Explaining, by_bytes
-    from formats.analysis.why import (
+    from tcpkmon.formats.analysis.explaining import Explaining, by_bytes
+    from tcpkmon.formats.analysis.why import (
         Source,
         choose,
         cross_check,
@@ -76,7 +76,7 @@ def command(
         together,
         waits,
     )
-    from formats.registry import group
+    from tcpkmon.formats.registry import group
 
     chosen = Chooser("why", files, ports, where)
     if intervals:
@@ -137,9 +137,9 @@ def _write_intervals(
 ) -> int:
     import numpy as np
 
-    from formats.analysis.why import Source, tables, write
-    from formats.analysis.why.writing import form_of
-    from formats.registry import group
+    from tcpkmon.formats.analysis.why import Source, tables, write
+    from tcpkmon.formats.analysis.why.writing import form_of
+    from tcpkmon.formats.registry import group
 
     if len(group(files)) > 1:
         raise UsageError("--intervals takes one capture", "write a file for each")
@@ -173,8 +173,8 @@ class _Block:
 
 def _print(same: list[_Block], runs: dict[str, Any]) -> None:
     """The one with most bytes, and how many more are as it is."""
-    from formats.analysis.why import head
-    from formats.analysis.why.words import human_bytes, human_time
+    from tcpkmon.formats.analysis.why import head
+    from tcpkmon.formats.analysis.why.words import human_bytes, human_time
 
     row = same[0].row
     owner = f", {row.comm} ({row.pid})" if row.comm else ""

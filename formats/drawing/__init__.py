@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """matplotlib, in one style for all pictures; it is imported when the first one is drawn."""
 
-from formats.drawing.style import (
+from tcpkmon.formats.drawing.style import (
     DASHES,
     NO_DATES,
     PALETTE,

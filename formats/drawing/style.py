@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from formats.base.errors import FileError, UsageError
-from formats.base.files import create_file
-from formats.base.installing import how_to_install
+from tcpkmon.formats.base.errors import FileError, UsageError
+from tcpkmon.formats.base.files import create_file
+from tcpkmon.formats.base.installing import how_to_install
 
 # matplotlib is imported late, and some versions have no types.
 Axes = Any

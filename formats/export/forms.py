@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from formats.base.errors import UsageError
-from formats.base.files import create_file
-from formats.base.reader import Records
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.files import create_file
+from tcpkmon.formats.base.reader import Records
 
 
 def _write_text(form: str, records: Records, output: Path | None, force: bool) -> None:
@@ -23,7 +23,7 @@ def _write_text(form: str, records: Records, output: Path | None, force: bool) -
 
 
 def _write_tables(form: str, records: Records, output: Path | None, force: bool) -> None:
-    from formats.export import table_file, table_folder
+    from tcpkmon.formats.export import table_file, table_folder
 
     if output is None:
         raise UsageError(f"{form} needs -o", "name a file")

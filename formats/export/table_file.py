@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from formats.base.arrow import import_pyarrow
-from formats.base.reader import Records
+from tcpkmon.formats.base.arrow import import_pyarrow
+from tcpkmon.formats.base.reader import Records
 
 BATCH_ROWS = 1 << 17
 _FEW = 128

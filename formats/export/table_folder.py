@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from formats.base.arrow import import_pyarrow
-from formats.base.errors import FileError, UsageError
-from formats.base.files import create_file
-from formats.base.reader import Records
-from formats.export.table_file import encodings
+from tcpkmon.formats.base.arrow import import_pyarrow
+from tcpkmon.formats.base.errors import FileError, UsageError
+from tcpkmon.formats.base.files import create_file
+from tcpkmon.formats.base.reader import Records
+from tcpkmon.formats.export.table_file import encodings
 
 _BUFFERED_BYTES_MAX = 64 << 20
 _ROW_GROUP_ROWS = 1 << 18

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis import Log
-from formats.analysis.disk import REQUEST_FIELDS, SWAP, pair_requests
-from formats.analysis.gather import Gathered, gather
-from formats.history.condensed import Condensed, Device, Group, Shares, Slice, Times
-from formats.history.processes import TASK, Processes
-from formats.history.spans import (
+from tcpkmon.formats.analysis import Log
+from tcpkmon.formats.analysis.disk import REQUEST_FIELDS, SWAP, pair_requests
+from tcpkmon.formats.analysis.gather import Gathered, gather
+from tcpkmon.formats.history.condensed import Condensed, Device, Group, Shares, Slice, Times
+from tcpkmon.formats.history.processes import TASK, Processes
+from tcpkmon.formats.history.spans import (
     Spans,
     covered_ns,
     is_inside,

@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from formats.drawing import PALETTE, check_output, new_figure, save_figure, styled
-from formats.history.condensed import Condensed
+from tcpkmon.formats.drawing import PALETTE, check_output, new_figure, save_figure, styled
+from tcpkmon.formats.history.condensed import Condensed
 
 _INCHES = (7.2, 5.2)
 

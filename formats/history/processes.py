@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.gather import EventTable
-from formats.history.spans import Spans
+from tcpkmon.formats.analysis.gather import EventTable
+from tcpkmon.formats.history.spans import Spans
 
 Array = NDArray[Any]
 TASK = ("tid", "tgid", "uid", "cgroup", "cpu_time")

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from formats.analysis import Event, Log
+from tcpkmon.formats.analysis import Event, Log
 
 _HEADER = struct.Struct(">7h32s16s4h")
 _RECORD = struct.Struct(">4HII")

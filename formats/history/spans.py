@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.gather import EventTable
+from tcpkmon.formats.analysis.gather import EventTable
 
 Array = NDArray[Any]
 

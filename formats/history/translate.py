@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from formats.analysis import Log
-from formats.base.escape import for_terminal
-from formats.history.names_1988 import NAMES
-from formats.klogger.batch import LogBatch
-from formats.klogger.clock import LogClock
-from formats.klogger.table import LogEvent
+from tcpkmon.formats.analysis import Log
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.history.names_1988 import NAMES
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.clock import LogClock
+from tcpkmon.formats.klogger.table import LogEvent
 
 _PACKED = {
     "SLEEP": ("tid", "priority"),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Klogger logs: one self-describing file per CPU, written in dumps, decoded to text and tables."""
 
-from formats.klogger.merge import merge_logs
-from formats.klogger.reader import LogReader
+from tcpkmon.formats.klogger.merge import merge_logs
+from tcpkmon.formats.klogger.reader import LogReader
 
 __all__ = [
     "LogReader", "batch", "chain", "choose", "clock", "describe", "encode", "lines", "logs",

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.control import Change
-from formats.klogger.table import LogEvent, LogFormat
+from tcpkmon.formats.base.control import Change
+from tcpkmon.formats.klogger.table import LogEvent, LogFormat
 
 _CHANGE = ("kind", "number", "before_ns", "after_ns", "old", "new", "by_others")
 _WHY = "why"

@@ -20,17 +20,17 @@ from typing import Any
 
 import numpy as np
 
-from formats.base.closing import Closing
-from formats.base.control import EndReason
-from formats.base.errors import DamagedError, TcpkmonError, UsageError
-from formats.base.segments import place_of
-from formats.klogger.batch import LogBatch
-from formats.klogger.losses import FINISH, START
-from formats.klogger.merge import check_alike
-from formats.klogger.overlap import Overlap
-from formats.klogger.reader import BATCH_RECORDS
-from formats.klogger.source import Damage, Source
-from formats.klogger.table import LogFormat
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.control import EndReason
+from tcpkmon.formats.base.errors import DamagedError, TcpkmonError, UsageError
+from tcpkmon.formats.base.segments import place_of
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.losses import FINISH, START
+from tcpkmon.formats.klogger.merge import check_alike
+from tcpkmon.formats.klogger.overlap import Overlap
+from tcpkmon.formats.klogger.reader import BATCH_RECORDS
+from tcpkmon.formats.klogger.source import Damage, Source
+from tcpkmon.formats.klogger.table import LogFormat
 
 Open = Callable[[Path], Source]
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.errors import UsageError
-from formats.base.expressions import (
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.expressions import (
     ExpressionError,
     Mistake,
     Name,
@@ -24,11 +24,11 @@ from formats.base.expressions import (
     Text,
     parse_assertion,
 )
-from formats.conditions import Found, Scope, Value, constant, names_in
-from formats.klogger.batch import LogBatch
-from formats.klogger.clock import LogClock, Moment
-from formats.klogger.table import LogEvent, LogField, LogFormat, native
-from formats.schema import suggest
+from tcpkmon.formats.conditions import Found, Scope, Value, constant, names_in
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.clock import LogClock, Moment
+from tcpkmon.formats.klogger.table import LogEvent, LogField, LogFormat, native
+from tcpkmon.formats.schema import suggest
 
 _COMPARISON = re.compile(r"\s*([^\s=<>!]+)\s*(!=|<=|>=|==|=|<|>)(.*)", re.DOTALL)
 _NO_WORD = re.compile(r"[\s\"()]")

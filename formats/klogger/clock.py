@@ -11,9 +11,9 @@ from decimal import Decimal, InvalidOperation
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.errors import UsageError
-from formats.klogger.batch import LogBatch
-from formats.klogger.table import LogFormat
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.table import LogFormat
 
 CLOCK_EVENT = "CLOCK"
 _FRACTION = re.compile(r"\.\d+", re.ASCII)

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from formats.klogger.table import FORMAT, SNAPSHOT, WIDTHS
-from formats.schema import Event, Place, Schema, field_type, format_schema, place_fields
+from tcpkmon.formats.klogger.table import FORMAT, SNAPSHOT, WIDTHS
+from tcpkmon.formats.schema import Event, Place, Schema, field_type, format_schema, place_fields
 
 IN_HEAD = frozenset({"seq_no", "time", "seq", "time_ns", "serial", "cpu"})
 """Columns that SNAPSHOT lacks: each record's head has them, and the log's header has the CPU."""

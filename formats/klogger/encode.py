@@ -30,9 +30,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.errors import UsageError
-from formats.base.limits import MOST_DUMP_BYTES, MOST_LOG_HEADER_BYTES
-from formats.klogger.table import NUMBERS, RECORD_HEAD_BYTES, LogEvent, LogField, LogFormat
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.limits import MOST_DUMP_BYTES, MOST_LOG_HEADER_BYTES
+from tcpkmon.formats.klogger.table import NUMBERS, RECORD_HEAD_BYTES, LogEvent, LogField, LogFormat
 
 MAGIC = b"KERNLOG\x01"
 PREAMBLE = struct.Struct("=8sIIQ")

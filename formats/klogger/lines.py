@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.byteorder import Endian
-from formats.base.escape import for_terminal
-from formats.base.text import quote_csv, quote_spreadsheet
-from formats.klogger.batch import LogBatch
-from formats.klogger.table import NUMBERS, LogEvent, LogField, LogFormat
-from formats.lines import Cell, Kind, Plan, Rows, Source, Texts, make_writer
+from tcpkmon.formats.base.byteorder import Endian
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.text import quote_csv, quote_spreadsheet
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.table import NUMBERS, LogEvent, LogField, LogFormat
+from tcpkmon.formats.lines import Cell, Kind, Plan, Rows, Source, Texts, make_writer
 
 SERIAL, TIME, CPU = HEADS = "serial", "timestamp", "cpu"
 _PAGE_BYTES = 4 << 20

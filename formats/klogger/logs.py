@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads one Klogger log, or the logs of all CPUs of a capture: all records, or chosen ones.
 
-formats.open() and `tcpkmon decode` use Logs; analysis scripts use formats.analysis.Log.
+tcpkmon.open() and `tcpkmon decode` use Logs; analysis scripts use formats.analysis.Log.
 """
 
 from __future__ import annotations
@@ -16,23 +16,30 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.analysed import Analysed
-from formats.base.arrow import import_pyarrow
-from formats.base.closing import Closing
-from formats.base.errors import FileError, TcpkmonError, UsageError
-from formats.base.limits import MOST_CPUS
-from formats.base.segments import Ordered, find_capture, find_segments, order, place_of
-from formats.klogger.batch import LogBatch
-from formats.klogger.chain import Chain
-from formats.klogger.choose import ALL, Choice
-from formats.klogger.clock import LogClock
-from formats.klogger.lines import CsvStyle, JsonStyle, Lines, PerlStyle, SpreadsheetStyle, Style
-from formats.klogger.merge import check_alike, merge_logs
-from formats.klogger.reader import LogReader
-from formats.klogger.source import Source
-from formats.klogger.table import LogEvent, LogFormat
-from formats.klogger.tables import make_tables
-from formats.lines import write_pages
+from tcpkmon.formats.base.analysed import Analysed
+from tcpkmon.formats.base.arrow import import_pyarrow
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.errors import FileError, TcpkmonError, UsageError
+from tcpkmon.formats.base.limits import MOST_CPUS
+from tcpkmon.formats.base.segments import Ordered, find_capture, find_segments, order, place_of
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.chain import Chain
+from tcpkmon.formats.klogger.choose import ALL, Choice
+from tcpkmon.formats.klogger.clock import LogClock
+from tcpkmon.formats.klogger.lines import (
+    CsvStyle,
+    JsonStyle,
+    Lines,
+    PerlStyle,
+    SpreadsheetStyle,
+    Style,
+)
+from tcpkmon.formats.klogger.merge import check_alike, merge_logs
+from tcpkmon.formats.klogger.reader import LogReader
+from tcpkmon.formats.klogger.source import Source
+from tcpkmon.formats.klogger.table import LogEvent, LogFormat
+from tcpkmon.formats.klogger.tables import make_tables
+from tcpkmon.formats.lines import write_pages
 
 PREFIX = "kernlog.dump.cpu"
 SEGMENT = ".klog"

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES, KILLED
-from formats.base.control import EndReason
-from formats.klogger.batch import LogBatch
-from formats.klogger.table import NUMBERS, LogFormat
+from tcpkmon.formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES, KILLED
+from tcpkmon.formats.base.control import EndReason
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.table import NUMBERS, LogFormat
 
 START = "KLOGGER_START"
 FINISH = "KLOGGER_FINISH"

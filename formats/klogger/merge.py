@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from formats.base.errors import UsageError
-from formats.klogger.batch import LogBatch, join_batches
-from formats.klogger.reader import BATCH_RECORDS
-from formats.klogger.source import Source
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.klogger.batch import LogBatch, join_batches
+from tcpkmon.formats.klogger.reader import BATCH_RECORDS
+from tcpkmon.formats.klogger.source import Source
 
 HOLD = 4096
 """A record is at most so many records behind a later one of its log."""

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.klogger.batch import LogBatch
-from formats.klogger.table import NUMBERS, LogFormat
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.table import NUMBERS, LogFormat
 
 BASE = frozenset(
     {"KLOGGER_START", "KLOGGER_FINISH", "DUMP_BEGIN", "DUMP_FINISH", "CLOCK", "LEDGER"}

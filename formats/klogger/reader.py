@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.errors import DamagedError, FileError, TcpkmonError
-from formats.base.files import InputFile
-from formats.base.limits import MOST_LOG_HEADER_BYTES
-from formats.base.segments import has_earlier
-from formats.klogger.batch import LogBatch
-from formats.klogger.encode import (
+from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError
+from tcpkmon.formats.base.files import InputFile
+from tcpkmon.formats.base.limits import MOST_LOG_HEADER_BYTES
+from tcpkmon.formats.base.segments import has_earlier
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.encode import (
     DUMP_FINISH,
     MAGIC,
     PREAMBLE,
 )
-from formats.klogger.losses import Losses
-from formats.klogger.source import Damage
-from formats.klogger.table import RECORD_HEAD_BYTES, LogFormat
-from formats.klogger.walk import DumpHead, DumpWalk, list_bytes
+from tcpkmon.formats.klogger.losses import Losses
+from tcpkmon.formats.klogger.source import Damage
+from tcpkmon.formats.klogger.table import RECORD_HEAD_BYTES, LogFormat
+from tcpkmon.formats.klogger.walk import DumpHead, DumpWalk, list_bytes
 
 DUMP_BEGIN = "DUMP_BEGIN"
 BATCH_RECORDS = 1 << 16

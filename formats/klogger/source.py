@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from formats.base.errors import DamagedError
-from formats.base.limits import MOST_DAMAGE
-from formats.klogger.batch import LogBatch
-from formats.klogger.table import LogFormat
+from tcpkmon.formats.base.errors import DamagedError
+from tcpkmon.formats.base.limits import MOST_DAMAGE
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.table import LogFormat
 
 
 class Missing(Protocol):

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.errors import DamagedError, TcpkmonError, UsageError
-from formats.base.limits import MOST_FIELDS, MOST_NAME_CHARACTERS, MOST_PAYLOAD_BYTES
-from formats.base.text import address_of, text_of
-from formats.schema import Schema, parse, suggest
+from tcpkmon.formats.base.errors import DamagedError, TcpkmonError, UsageError
+from tcpkmon.formats.base.limits import MOST_FIELDS, MOST_NAME_CHARACTERS, MOST_PAYLOAD_BYTES
+from tcpkmon.formats.base.text import address_of, text_of
+from tcpkmon.formats.schema import Schema, parse, suggest
 
 FORMAT = 1
 RECORD_HEAD_BYTES = 24

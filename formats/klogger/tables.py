@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.arrow import encode, fixed, import_pyarrow, plain, with_texts
-from formats.klogger.batch import LogBatch
-from formats.klogger.lines import CPU, SERIAL, TIME
-from formats.klogger.table import LogEvent, LogField, LogFormat, native
+from tcpkmon.formats.base.arrow import encode, fixed, import_pyarrow, plain, with_texts
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.lines import CPU, SERIAL, TIME
+from tcpkmon.formats.klogger.table import LogEvent, LogField, LogFormat, native
 
 
 def make_tables(batch: LogBatch, times_ns: NDArray[np.int64], clock: str) -> dict[str, Any]:

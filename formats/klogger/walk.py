@@ -13,16 +13,16 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from formats.base.errors import DamagedError
-from formats.base.limits import MOST_DUMP_BYTES
-from formats.klogger.encode import (
+from tcpkmon.formats.base.errors import DamagedError
+from tcpkmon.formats.base.limits import MOST_DUMP_BYTES
+from tcpkmon.formats.klogger.encode import (
     DUMP_HEAD,
     DUMP_HEAD_BYTES,
     DUMP_MAGIC,
     HEAD_CRC_AT,
     SPARE_AT,
 )
-from formats.klogger.table import RECORD_HEAD_BYTES
+from tcpkmon.formats.klogger.table import RECORD_HEAD_BYTES
 
 _READ_BYTES = 1 << 20
 

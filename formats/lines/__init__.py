@@ -5,9 +5,9 @@ A Plan lists the cells of a line; a writer from make_writer() turns Rows into te
 converts a single column, for Arrow files.
 """
 
-from formats.lines.cells import Cell, Kind, Plan, Rows, Source
-from formats.lines.strings import StringWriter
-from formats.lines.writing import Texts, make_writer, write_pages
+from tcpkmon.formats.lines.cells import Cell, Kind, Plan, Rows, Source
+from tcpkmon.formats.lines.strings import StringWriter
+from tcpkmon.formats.lines.writing import Texts, make_writer, write_pages
 
 __all__ = [
     "Cell", "Kind", "Plan", "Rows", "Source", "StringWriter", "Texts", "make_writer", "write_pages",

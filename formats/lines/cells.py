@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.base.byteorder import Endian
+from tcpkmon.formats.base.byteorder import Endian
 
 SIDES_MAX = 16
 KEYS_MAX = 4

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.base.errors import TcpkmonError
-from formats.base.limits import MOST_TEXT_BYTES
-from formats.lines.cells import Cell, Kind, Plan, Rows
+from tcpkmon.formats.base.errors import TcpkmonError
+from tcpkmon.formats.base.limits import MOST_TEXT_BYTES
+from tcpkmon.formats.lines.cells import Cell, Kind, Plan, Rows
 
 _VERSION = 3
 """As in lines.c; a library with another number belongs to another tcpkmon."""

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.base.byteorder import integers, strided
-from formats.base.times import format_ns, format_utc
-from formats.lines.cells import Cell, Kind, Plan, Rows, Source
+from tcpkmon.formats.base.byteorder import integers, strided
+from tcpkmon.formats.base.times import format_ns, format_utc
+from tcpkmon.formats.lines.cells import Cell, Kind, Plan, Rows, Source
 
 
 class PlainWriter:

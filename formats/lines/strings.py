@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.base.errors import TcpkmonError
-from formats.lines.native import DONE, FULL, MISSING, find_library
+from tcpkmon.formats.base.errors import TcpkmonError
+from tcpkmon.formats.lines.native import DONE, FULL, MISSING, find_library
 
 _TEXT_BYTES = 16
 """Room for a text at first; more if the texts are longer."""

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, Protocol, TypeVar
 
-from formats.lines.cells import Plan, Rows
-from formats.lines.native import NativeWriter, find_library
-from formats.lines.plain import PlainWriter
+from tcpkmon.formats.lines.cells import Plan, Rows
+from tcpkmon.formats.lines.native import NativeWriter, find_library
+from tcpkmon.formats.lines.plain import PlainWriter
 
 _THREADS = min(os.cpu_count() or 1, 4)
 

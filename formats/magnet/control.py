@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
-from formats.base.errors import DamagedError
-from formats.base.limits import MOST_CONTROL_BYTES
-from formats.magnet.layout import CONTROL, HEADER, TEXT, Layout
+from tcpkmon.formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
+from tcpkmon.formats.base.errors import DamagedError
+from tcpkmon.formats.base.limits import MOST_CONTROL_BYTES
+from tcpkmon.formats.magnet.layout import CONTROL, HEADER, TEXT, Layout
 
 MAGIC = b"MAGNeT\r\n"
 CHUNK = 1024

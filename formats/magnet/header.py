@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.errors import DamagedError, FileError, TcpkmonError
-from formats.base.files import InputFile
-from formats.base.limits import MOST_CONTROL_BYTES, MOST_NAME_CHARACTERS
-from formats.klogger.table import NUMBERS
-from formats.magnet.control import MAGIC, decode, number, text_records
-from formats.magnet.layout import CLOCK, EVERY, FIELDS, HEADER, LOST, MARK, TEXT, Layout
+from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError
+from tcpkmon.formats.base.files import InputFile
+from tcpkmon.formats.base.limits import MOST_CONTROL_BYTES, MOST_NAME_CHARACTERS
+from tcpkmon.formats.klogger.table import NUMBERS
+from tcpkmon.formats.magnet.control import MAGIC, decode, number, text_records
+from tcpkmon.formats.magnet.layout import CLOCK, EVERY, FIELDS, HEADER, LOST, MARK, TEXT, Layout
 
 FORMAT = 1
 _NAME = re.compile(r"\w+\Z", re.ASCII)

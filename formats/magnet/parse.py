@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from formats.base.errors import UsageError
-from formats.base.escape import for_terminal
-from formats.klogger.lines import TIME, Head, Piece, Style
-from formats.klogger.table import NUMBERS, LogEvent
-from formats.magnet.header import Kind, data_of
-from formats.magnet.layout import IP, TCP, Layout
-from formats.magnet.reader import field_of
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.klogger.lines import TIME, Head, Piece, Style
+from tcpkmon.formats.klogger.table import NUMBERS, LogEvent
+from tcpkmon.formats.magnet.header import Kind, data_of
+from tcpkmon.formats.magnet.layout import IP, TCP, Layout
+from tcpkmon.formats.magnet.reader import field_of
 
 _HEADS = ("sockid", TIME, "event", "size")
 NOTHING = "-"

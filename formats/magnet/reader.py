@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from formats.base.closing import Closing
-from formats.base.control import EndReason
-from formats.base.errors import DamagedError, TcpkmonError, UsageError
-from formats.base.segments import find_capture, has_earlier, order, place_of
-from formats.klogger.batch import LogBatch
-from formats.klogger.chain import Chain
-from formats.klogger.source import Damage, Source
-from formats.klogger.table import NUMBERS, LogEvent, LogField, LogFormat
-from formats.magnet.control import END, LEDGER, POINT_COUNTERS, points_of
-from formats.magnet.header import Kind, MagnetFile
-from formats.magnet.layout import CLOCK, FIELDS, LOST, MARK, NATIVE, Layout, convert
-from formats.magnet.walk import Entry, Piece, Walk
+from tcpkmon.formats.base.closing import Closing
+from tcpkmon.formats.base.control import EndReason
+from tcpkmon.formats.base.errors import DamagedError, TcpkmonError, UsageError
+from tcpkmon.formats.base.segments import find_capture, has_earlier, order, place_of
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.chain import Chain
+from tcpkmon.formats.klogger.source import Damage, Source
+from tcpkmon.formats.klogger.table import NUMBERS, LogEvent, LogField, LogFormat
+from tcpkmon.formats.magnet.control import END, LEDGER, POINT_COUNTERS, points_of
+from tcpkmon.formats.magnet.header import Kind, MagnetFile
+from tcpkmon.formats.magnet.layout import CLOCK, FIELDS, LOST, MARK, NATIVE, Layout, convert
+from tcpkmon.formats.magnet.walk import Entry, Piece, Walk
 
 SEGMENT = ".magnet"
 _NAMES = {

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.errors import DamagedError
-from formats.base.limits import MOST_CONTROL_BYTES, MOST_DAMAGE
-from formats.klogger.table import NUMBERS
-from formats.magnet.control import CHUNK, END, Block, decode, text_records
-from formats.magnet.header import MagnetFile
-from formats.magnet.layout import CONTROL, FIRST_CONTROL, LOST, TEXT
+from tcpkmon.formats.base.errors import DamagedError
+from tcpkmon.formats.base.limits import MOST_CONTROL_BYTES, MOST_DAMAGE
+from tcpkmon.formats.klogger.table import NUMBERS
+from tcpkmon.formats.magnet.control import CHUNK, END, Block, decode, text_records
+from tcpkmon.formats.magnet.header import MagnetFile
+from tcpkmon.formats.magnet.layout import CONTROL, FIRST_CONTROL, LOST, TEXT
 
 PIECE_RECORDS = 1 << 16
 _NONE: NDArray[np.int64] = np.zeros(0, np.int64)

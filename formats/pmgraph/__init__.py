@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows a capture (formats.psc) as text, xgraph files, figures, or in the terminal."""
+"""Shows a capture (tcpkmon.formats.psc) as text, xgraph files, figures, or in the terminal."""
 
 __all__ = [
     "connections", "figure", "gaps", "options", "pages", "quantities", "terminal", "text",

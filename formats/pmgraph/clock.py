@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from formats.base.errors import FileError, UsageError
-from formats.base.times import format_ns, format_utc
-from formats.lines import Cell, Kind
-from formats.pmgraph.arrays import Array, Columns
-from formats.psc.lines import number_cell
-from formats.psc.reader import Capture
+from tcpkmon.formats.base.errors import FileError, UsageError
+from tcpkmon.formats.base.times import format_ns, format_utc
+from tcpkmon.formats.lines import Cell, Kind
+from tcpkmon.formats.pmgraph.arrays import Array, Columns
+from tcpkmon.formats.psc.lines import number_cell
+from tcpkmon.formats.psc.reader import Capture
 
 
 class Seconds:

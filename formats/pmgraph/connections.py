@@ -11,14 +11,14 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from formats.base.errors import FileError
-from formats.base.escape import for_terminal
-from formats.base.limits import MOST_CONNECTIONS
-from formats.base.ports import match_ports
-from formats.base.text import address_of
-from formats.pmgraph.arrays import Array, Columns
-from formats.pmgraph.quantities import is_number
-from formats.psc.reader import Capture
+from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.limits import MOST_CONNECTIONS
+from tcpkmon.formats.base.ports import match_ports
+from tcpkmon.formats.base.text import address_of
+from tcpkmon.formats.pmgraph.arrays import Array, Columns
+from tcpkmon.formats.pmgraph.quantities import is_number
+from tcpkmon.formats.psc.reader import Capture
 
 _COMPACT_AT = 1 << 20
 _HAS_ID = np.uint64(1 << 63)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from formats.pmgraph.arrays import Array
+from tcpkmon.formats.pmgraph.arrays import Array
 
 _KEPT_PER_BIN = 4
 _SLACK = 6

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from formats.base.files import create_file
-from formats.drawing import (
+from tcpkmon.formats.base.files import create_file
+from tcpkmon.formats.drawing import (
     DASHES,
     NO_DATES,
     PALETTE,
@@ -24,8 +24,8 @@ from formats.drawing import (
     styled,
     write_figure,
 )
-from formats.pmgraph.marks import mark_events, shade_losses, shade_off
-from formats.pmgraph.pages import Page, Panel
+from tcpkmon.formats.pmgraph.marks import mark_events, shade_losses, shade_off
+from tcpkmon.formats.pmgraph.pages import Page, Panel
 
 BINS = 2000
 """Pixel columns for which curves are thinned: more than any output has."""

@@ -10,10 +10,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from formats.pmgraph.arrays import Array
-from formats.pmgraph.clock import ClockText, Seconds
-from formats.psc.reader import Capture
-from formats.psc.sequence import Gap
+from tcpkmon.formats.pmgraph.arrays import Array
+from tcpkmon.formats.pmgraph.clock import ClockText, Seconds
+from tcpkmon.formats.psc.reader import Capture
+from tcpkmon.formats.psc.sequence import Gap
 
 _NEAR_ROWS = 65536
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from formats.drawing import PALETTE
-from formats.pmgraph.pages import Page, Panel
-from formats.pmgraph.symbols import SYMBOLS, Symbol
+from tcpkmon.formats.drawing import PALETTE
+from tcpkmon.formats.pmgraph.pages import Page, Panel
+from tcpkmon.formats.pmgraph.symbols import SYMBOLS, Symbol
 
 Axes = Any
 

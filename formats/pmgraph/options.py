@@ -7,9 +7,9 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from formats.base.errors import UsageError
-from formats.base.escape import for_terminal
-from formats.base.ports import parse_connection
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.ports import parse_connection
 
 M_CLUSED_BYTES = "m_clused_bytes"
 """Derived column of -m: m_clused times the cluster size that KIND_MCLSIZE gives."""

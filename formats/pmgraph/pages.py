@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from formats.base.errors import FileError
-from formats.base.escape import for_terminal
-from formats.base.limits import MOST_DRAWN, MOST_DRAWN_CHOSEN
-from formats.base.ports import find_missing
-from formats.pmgraph import quantities
-from formats.pmgraph.arrays import Array
-from formats.pmgraph.clock import Seconds
-from formats.pmgraph.connections import Connection, algorithm_of, find_connections, title_of
-from formats.pmgraph.gaps import OffSpan, Spans, find_off, find_spans
-from formats.pmgraph.options import EVERYTHING, M_CLUSED_BYTES, Selection
-from formats.pmgraph.quantities import Quantity
-from formats.pmgraph.series import Trace, gather
-from formats.pmgraph.units import choose_scale, dimension_of
-from formats.psc.reader import Capture
+from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.limits import MOST_DRAWN, MOST_DRAWN_CHOSEN
+from tcpkmon.formats.base.ports import find_missing
+from tcpkmon.formats.pmgraph import quantities
+from tcpkmon.formats.pmgraph.arrays import Array
+from tcpkmon.formats.pmgraph.clock import Seconds
+from tcpkmon.formats.pmgraph.connections import Connection, algorithm_of, find_connections, title_of
+from tcpkmon.formats.pmgraph.gaps import OffSpan, Spans, find_off, find_spans
+from tcpkmon.formats.pmgraph.options import EVERYTHING, M_CLUSED_BYTES, Selection
+from tcpkmon.formats.pmgraph.quantities import Quantity
+from tcpkmon.formats.pmgraph.series import Trace, gather
+from tcpkmon.formats.pmgraph.units import choose_scale, dimension_of
+from tcpkmon.formats.psc.reader import Capture
 
 _LOGARITHMIC_FROM = 50.0
 _MEMORY = ("hiwat_fair_share", M_CLUSED_BYTES, "sb_target_hiwat")

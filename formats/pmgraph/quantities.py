@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formats.base.errors import FileError, UsageError
-from formats.pmgraph.arrays import Array, Columns
-from formats.pmgraph.options import M_CLUSED_BYTES, PARAMETERS
-from formats.psc.reader import Capture
+from tcpkmon.formats.base.errors import FileError, UsageError
+from tcpkmon.formats.pmgraph.arrays import Array, Columns
+from tcpkmon.formats.pmgraph.options import M_CLUSED_BYTES, PARAMETERS
+from tcpkmon.formats.psc.reader import Capture
 
 SEQUENCES = {
     "snd_max": "send", "snd_fack": "send", "snd_una": "send", "snd_nxt": "send",

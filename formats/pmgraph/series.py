@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from formats.pmgraph.arrays import Array, Columns
-from formats.pmgraph.clock import Seconds
-from formats.pmgraph.connections import Connection, read_chunks
-from formats.pmgraph.downsample import Curve
-from formats.pmgraph.quantities import (
+from tcpkmon.formats.pmgraph.arrays import Array, Columns
+from tcpkmon.formats.pmgraph.clock import Seconds
+from tcpkmon.formats.pmgraph.connections import Connection, read_chunks
+from tcpkmon.formats.pmgraph.downsample import Curve
+from tcpkmon.formats.pmgraph.quantities import (
     SEQUENCES,
     Quantity,
     derive,
@@ -20,8 +20,8 @@ from formats.pmgraph.quantities import (
     is_number,
     source_of,
 )
-from formats.pmgraph.symbols import SYMBOLS
-from formats.psc.reader import Capture
+from tcpkmon.formats.pmgraph.symbols import SYMBOLS
+from tcpkmon.formats.psc.reader import Capture
 
 
 @dataclass

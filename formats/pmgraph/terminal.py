@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from formats.pmgraph.arrays import Array
-from formats.pmgraph.pages import Line, Page, Panel
-from formats.pmgraph.symbols import ANSI, ASCII_CURVES, CURVES, SYMBOLS
+from tcpkmon.formats.pmgraph.arrays import Array
+from tcpkmon.formats.pmgraph.pages import Line, Page, Panel
+from tcpkmon.formats.pmgraph.symbols import ANSI, ASCII_CURVES, CURVES, SYMBOLS
 
 # plotext is imported late, and has no types.
 Canvas = Any

@@ -9,18 +9,18 @@ from typing import BinaryIO
 
 import numpy as np
 
-from formats.base.cli import say
-from formats.base.escape import for_terminal
-from formats.base.ports import find_missing
-from formats.lines import Cell, Kind
-from formats.pmgraph.arrays import Array
-from formats.pmgraph.clock import ClockText
-from formats.pmgraph.connections import key_columns, match
-from formats.pmgraph.options import Selection
-from formats.pmgraph.quantities import factor_of, require, source_of
-from formats.psc.lines import number_cell, write_entries
-from formats.psc.reader import Capture
-from formats.psc.values import decode
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.ports import find_missing
+from tcpkmon.formats.lines import Cell, Kind
+from tcpkmon.formats.pmgraph.arrays import Array
+from tcpkmon.formats.pmgraph.clock import ClockText
+from tcpkmon.formats.pmgraph.connections import key_columns, match
+from tcpkmon.formats.pmgraph.options import Selection
+from tcpkmon.formats.pmgraph.quantities import factor_of, require, source_of
+from tcpkmon.formats.psc.lines import number_cell, write_entries
+from tcpkmon.formats.psc.reader import Capture
+from tcpkmon.formats.psc.values import decode
 
 _ALWAYS = ("time", "lport", "rport")
 

@@ -12,20 +12,26 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.base.errors import FileError, UsageError
-from formats.base.escape import for_terminal
-from formats.base.limits import MOST_DRAWN, MOST_DRAWN_CHOSEN
-from formats.base.ports import find_missing
-from formats.base.times import format_utc
-from formats.pmgraph.clock import Seconds
-from formats.pmgraph.connections import Connections, algorithm_of, find_connections
-from formats.pmgraph.gaps import OffSpan, Spans, find_off, find_spans
-from formats.pmgraph.options import Selection
-from formats.pmgraph.pages import Page, choose_quantities, parameter_page, titles_of, touching
-from formats.pmgraph.quantities import Quantity
-from formats.pmgraph.series import Trace, gather
-from formats.psc.header import KIND_HOST
-from formats.psc.reader import Capture
+from tcpkmon.formats.base.errors import FileError, UsageError
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.limits import MOST_DRAWN, MOST_DRAWN_CHOSEN
+from tcpkmon.formats.base.ports import find_missing
+from tcpkmon.formats.base.times import format_utc
+from tcpkmon.formats.pmgraph.clock import Seconds
+from tcpkmon.formats.pmgraph.connections import Connections, algorithm_of, find_connections
+from tcpkmon.formats.pmgraph.gaps import OffSpan, Spans, find_off, find_spans
+from tcpkmon.formats.pmgraph.options import Selection
+from tcpkmon.formats.pmgraph.pages import (
+    Page,
+    choose_quantities,
+    parameter_page,
+    titles_of,
+    touching,
+)
+from tcpkmon.formats.pmgraph.quantities import Quantity
+from tcpkmon.formats.pmgraph.series import Trace, gather
+from tcpkmon.formats.psc.header import KIND_HOST
+from tcpkmon.formats.psc.reader import Capture
 
 OWN = "each capture's start"
 

@@ -21,21 +21,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from formats.base.cli import say
-from formats.base.errors import UsageError
-from formats.base.escape import for_terminal
-from formats.base.files import already_there, create_file
-from formats.base.limits import MOST_LISTED
-from formats.base.ports import find_missing
-from formats.pmgraph.arrays import Array
-from formats.pmgraph.clock import Seconds
-from formats.pmgraph.connections import Connection, find_connections, read_chunks
-from formats.pmgraph.options import Selection
-from formats.pmgraph.pages import choose_quantities, display_name
-from formats.pmgraph.quantities import Quantity, derive, source_of
-from formats.pmgraph.series import Unwrapper
-from formats.pmgraph.together import choose_all, common_quantities
-from formats.psc.reader import Capture
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.files import already_there, create_file
+from tcpkmon.formats.base.limits import MOST_LISTED
+from tcpkmon.formats.base.ports import find_missing
+from tcpkmon.formats.pmgraph.arrays import Array
+from tcpkmon.formats.pmgraph.clock import Seconds
+from tcpkmon.formats.pmgraph.connections import Connection, find_connections, read_chunks
+from tcpkmon.formats.pmgraph.options import Selection
+from tcpkmon.formats.pmgraph.pages import choose_quantities, display_name
+from tcpkmon.formats.pmgraph.quantities import Quantity, derive, source_of
+from tcpkmon.formats.pmgraph.series import Unwrapper
+from tcpkmon.formats.pmgraph.together import choose_all, common_quantities
+from tcpkmon.formats.psc.reader import Capture
 
 _OPEN_AT_ONCE = 64
 _MOST_BASE = 100

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from formats.base import restore
-from formats.base.arrow import encode
-from formats.base.byteorder import Endian
-from formats.base.errors import FileError
-from formats.base.limits import MOST_CONTROLS_BYTES, MOST_STRANGE
-from formats.base.restore import Original, Packed
-from formats.psc.columns import Column
-from formats.psc.reader import Capture
-from formats.psc.tables import Snapshots
+from tcpkmon.formats.base import restore
+from tcpkmon.formats.base.arrow import encode
+from tcpkmon.formats.base.byteorder import Endian
+from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.base.limits import MOST_CONTROLS_BYTES, MOST_STRANGE
+from tcpkmon.formats.base.restore import Original, Packed
+from tcpkmon.formats.psc.columns import Column
+from tcpkmon.formats.psc.reader import Capture
+from tcpkmon.formats.psc.tables import Snapshots
 
 
 def describe(capture: Capture, records: Snapshots) -> dict[bytes, bytes]:

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from formats.base.errors import UsageError
-from formats.base.limits import MOST_COLUMNS
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.limits import MOST_COLUMNS
 
 if TYPE_CHECKING:
-    from formats.schema import Event, Field, Schema
+    from tcpkmon.formats.schema import Event, Field, Schema
 
 SCOPE_PM = 0
 SCOPE_SYS = 1
@@ -118,7 +118,7 @@ def columns_of(
     order. Columns in `absent` (which this kernel lacks) have length 0; behind the classic 64 bytes
     they use no bytes. Raises UsageError for an unknown name, and for columns that do not fit.
     """
-    from formats.schema import field_type
+    from tcpkmon.formats.schema import field_type
 
     fields = {field.name: field for field in event.fields}
     unknown = sorted(name for name in chosen if name not in fields and name not in CLASSIC)

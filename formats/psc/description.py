@@ -8,14 +8,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from formats.base import control as controls
-from formats.base.errors import DamagedError, TcpkmonError, UsageError
-from formats.base.limits import MOST_SCHEMA_BYTES, MOST_SETTINGS_CHARACTERS
-from formats.psc.columns import Column
-from formats.psc.header import KIND_CLOCK, KIND_SCHEMA, KIND_SETTINGS, Header
+from tcpkmon.formats.base import control as controls
+from tcpkmon.formats.base.errors import DamagedError, TcpkmonError, UsageError
+from tcpkmon.formats.base.limits import MOST_SCHEMA_BYTES, MOST_SETTINGS_CHARACTERS
+from tcpkmon.formats.psc.columns import Column
+from tcpkmon.formats.psc.header import KIND_CLOCK, KIND_SCHEMA, KIND_SETTINGS, Header
 
 if TYPE_CHECKING:
-    from formats.schema import Schema
+    from tcpkmon.formats.schema import Schema
 
 
 class Description:
@@ -66,7 +66,7 @@ class Description:
     def _signed(self) -> frozenset[tuple[str, int]]:
         if self.schema is None:
             return frozenset()
-        from formats.schema import field_type
+        from tcpkmon.formats.schema import field_type
 
         fields = (field for event in self.schema.events for field in event.fields)
         kinds = ((field.name, field_type(self.schema, field)) for field in fields)
@@ -101,7 +101,7 @@ class Description:
         text = self.header.text(KIND_SCHEMA)
         if text is None:
             return None
-        from formats.schema import parse
+        from tcpkmon.formats.schema import parse
 
         try:
             if len(text) > MOST_SCHEMA_BYTES:

@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base import control as controls
-from formats.base.byteorder import Endian
-from formats.base.errors import UsageError
-from formats.psc.columns import Column
-from formats.psc.header import KIND_SETTINGS, Header
-from formats.psc.pieces import Piece, capture_of
-from formats.psc.states import find_states
-from formats.psc.values import decode
+from tcpkmon.formats.base import control as controls
+from tcpkmon.formats.base.byteorder import Endian
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.psc.columns import Column
+from tcpkmon.formats.psc.header import KIND_SETTINGS, Header
+from tcpkmon.formats.psc.pieces import Piece, capture_of
+from tcpkmon.formats.psc.states import find_states
+from tcpkmon.formats.psc.values import decode
 
 _AT_ONCE = 1 << 14
 _NEAR_NS = 1_000_000_000

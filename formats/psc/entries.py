@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.base import control as controls
-from formats.base.byteorder import Endian, Rows, integers
-from formats.base.errors import DamagedError, FileError, TcpkmonError
-from formats.base.files import InputFile
-from formats.base.limits import MOST_HEADER_BYTES
-from formats.psc.columns import CLASSIC, CLASSIC_BYTES, Column, entry_dtype
-from formats.psc.description import Description
-from formats.psc.dumps import join
-from formats.psc.header import HEADER_DAMAGED, Header, decode_header
-from formats.psc.pieces import Piece, find_files, follow
-from formats.psc.sequence import Losses
-from formats.psc.values import ORDERS, ColumnReader
+from tcpkmon.formats.base import control as controls
+from tcpkmon.formats.base.byteorder import Endian, Rows, integers
+from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError
+from tcpkmon.formats.base.files import InputFile
+from tcpkmon.formats.base.limits import MOST_HEADER_BYTES
+from tcpkmon.formats.psc.columns import CLASSIC, CLASSIC_BYTES, Column, entry_dtype
+from tcpkmon.formats.psc.description import Description
+from tcpkmon.formats.psc.dumps import join
+from tcpkmon.formats.psc.header import HEADER_DAMAGED, Header, decode_header
+from tcpkmon.formats.psc.pieces import Piece, find_files, follow
+from tcpkmon.formats.psc.sequence import Losses
+from tcpkmon.formats.psc.values import ORDERS, ColumnReader
 
 READ_BYTES = 8 << 20
 BLOCK_BYTES = 1 << 20

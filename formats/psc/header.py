@@ -44,11 +44,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from formats.base.byteorder import Endian
-from formats.base.errors import DamagedError, UsageError
-from formats.base.limits import MOST_COLUMNS, MOST_HEADER_BYTES, MOST_HEADER_RECORDS
-from formats.base.text import text_of
-from formats.psc.columns import (
+from tcpkmon.formats.base.byteorder import Endian
+from tcpkmon.formats.base.errors import DamagedError, UsageError
+from tcpkmon.formats.base.limits import MOST_COLUMNS, MOST_HEADER_BYTES, MOST_HEADER_RECORDS
+from tcpkmon.formats.base.text import text_of
+from tcpkmon.formats.psc.columns import (
     MODS_RENO,
     NAME_BYTES,
     Column,

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from formats.base.byteorder import Endian
-from formats.base.errors import UsageError
-from formats.base.escape import for_terminal
-from formats.base.limits import MOST_TEXT_BYTES
-from formats.base.text import quote_csv, quote_spreadsheet
-from formats.lines import Cell, Kind, Plan, Rows, Source, make_writer, write_pages
-from formats.psc.columns import Column
-from formats.psc.values import decode
+from tcpkmon.formats.base.byteorder import Endian
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.limits import MOST_TEXT_BYTES
+from tcpkmon.formats.base.text import quote_csv, quote_spreadsheet
+from tcpkmon.formats.lines import Cell, Kind, Plan, Rows, Source, make_writer, write_pages
+from tcpkmon.formats.psc.columns import Column
+from tcpkmon.formats.psc.values import decode
 
 if TYPE_CHECKING:
-    from formats.lines import Texts
-    from formats.psc.entries import Entries
+    from tcpkmon.formats.lines import Texts
+    from tcpkmon.formats.psc.entries import Entries
 
 Mask = npt.NDArray[np.bool_]
 Text = Callable[[Any], str | None]

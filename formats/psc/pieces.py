@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 
-from formats.base.errors import DamagedError, FileError, TcpkmonError
-from formats.base.files import is_unpacked, read_head
-from formats.base.limits import MOST_HEADER_BYTES
-from formats.base.segments import find_capture, open_segment, order, place_of
-from formats.psc.header import KIND_SETTINGS, Header, decode_header
+from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError
+from tcpkmon.formats.base.files import is_unpacked, read_head
+from tcpkmon.formats.base.limits import MOST_HEADER_BYTES
+from tcpkmon.formats.base.segments import find_capture, open_segment, order, place_of
+from tcpkmon.formats.psc.header import KIND_SETTINGS, Header, decode_header
 
 SUFFIX = ".pm"
 _FIRST_BYTES = 1 << 18

@@ -11,16 +11,16 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from formats.base import control as controls
-from formats.base.analysed import Analysed
-from formats.base.changes import Off, Switches
-from formats.base.errors import UsageError
-from formats.base.segments import has_earlier
-from formats.psc.columns import TIME
-from formats.psc.entries import READ_BYTES, Entries, is_control
-from formats.psc.sequence import Gap, Numbers
-from formats.psc.tables import Snapshots, build_table
-from formats.psc.values import decode, words
+from tcpkmon.formats.base import control as controls
+from tcpkmon.formats.base.analysed import Analysed
+from tcpkmon.formats.base.changes import Off, Switches
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.segments import has_earlier
+from tcpkmon.formats.psc.columns import TIME
+from tcpkmon.formats.psc.entries import READ_BYTES, Entries, is_control
+from tcpkmon.formats.psc.sequence import Gap, Numbers
+from tcpkmon.formats.psc.tables import Snapshots, build_table
+from tcpkmon.formats.psc.values import decode, words
 
 _COUNTED_ROWS = 1 << 14
 _PIECE_ROWS = 1 << 16

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.control import EXISTING
-from formats.psc.header import KIND_SETTINGS, Header
+from tcpkmon.formats.base.control import EXISTING
+from tcpkmon.formats.psc.header import KIND_SETTINGS, Header
 
 MOST = 1 << 14
 Locations = Callable[[int, int], NDArray[np.unsignedinteger]]

@@ -15,13 +15,13 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from formats.base.arrow import encode, fixed, import_pyarrow, with_texts
-from formats.base.text import address_of, text_of
-from formats.lines import StringWriter
-from formats.psc.entries import Entries
-from formats.psc.lines import Text, write_lines
-from formats.psc.sequence import Losses
-from formats.psc.values import decode
+from tcpkmon.formats.base.arrow import encode, fixed, import_pyarrow, with_texts
+from tcpkmon.formats.base.text import address_of, text_of
+from tcpkmon.formats.lines import StringWriter
+from tcpkmon.formats.psc.entries import Entries
+from tcpkmon.formats.psc.lines import Text, write_lines
+from tcpkmon.formats.psc.sequence import Losses
+from tcpkmon.formats.psc.values import decode
 
 SNAPSHOT = "SNAPSHOT"
 ROWS = 1 << 16

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.base.byteorder import Endian, Rows, integers, strided
-from formats.base.control import WORDS_COUNT, WORDS_OFFSET
-from formats.psc.columns import Column
+from tcpkmon.formats.base.byteorder import Endian, Rows, integers, strided
+from tcpkmon.formats.base.control import WORDS_COUNT, WORDS_OFFSET
+from tcpkmon.formats.psc.columns import Column
 
 ORDERS = {Endian.LITTLE: "<", Endian.BIG: ">", Endian.PDP: "pdp"}
 """The argument `order` of entry_dtype() for each byte order of a file."""

@@ -4,8 +4,17 @@
 `parse` and `load` read it, `format_schema` writes it, `field_type` gives widths and C types.
 """
 
-from formats.schema.model import Arch, Enum, Event, Field, LogLevel, Schema, Suggestions, suggest
-from formats.schema.parser import (
+from tcpkmon.formats.schema.model import (
+    Arch,
+    Enum,
+    Event,
+    Field,
+    LogLevel,
+    Schema,
+    Suggestions,
+    suggest,
+)
+from tcpkmon.formats.schema.parser import (
     decode_text,
     load,
     load_partly,
@@ -13,10 +22,10 @@ from formats.schema.parser import (
     read_text,
     schema_name,
 )
-from formats.schema.placement import Place, place_fields
-from formats.schema.printer import format_schema
-from formats.schema.resolve import enabled_events
-from formats.schema.types import field_type
+from tcpkmon.formats.schema.placement import Place, place_fields
+from tcpkmon.formats.schema.printer import format_schema
+from tcpkmon.formats.schema.resolve import enabled_events
+from tcpkmon.formats.schema.types import field_type
 
 __all__ = [
     "Arch", "Enum", "Event", "Field", "LogLevel", "Place", "Schema", "Suggestions", "decode_text",

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from formats.base.errors import SchemaError
-from formats.base.limits import MOST_SCHEMA_PROBLEMS
-from formats.schema.lexer import Token, tokens
-from formats.schema.model import Position, nearest
+from tcpkmon.formats.base.errors import SchemaError
+from tcpkmon.formats.base.limits import MOST_SCHEMA_PROBLEMS
+from tcpkmon.formats.schema.lexer import Token, tokens
+from tcpkmon.formats.schema.model import Position, nearest
 
 ITEMS = ("event", "fields", "enum", "loglevel", "using", "arch")
 LEVEL_ITEMS = ("event", "include", "omit")

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import re
 
-from formats.base.limits import MOST_GROUP_FIELDS
-from formats.schema.comments import plain_doc, split_doc
-from formats.schema.cursor import C_WORDS, ITEMS, LEVEL_ITEMS, Block, Cursor
-from formats.schema.lexer import Token
-from formats.schema.model import (
+from tcpkmon.formats.base.limits import MOST_GROUP_FIELDS
+from tcpkmon.formats.schema.comments import plain_doc, split_doc
+from tcpkmon.formats.schema.cursor import C_WORDS, ITEMS, LEVEL_ITEMS, Block, Cursor
+from tcpkmon.formats.schema.lexer import Token
+from tcpkmon.formats.schema.model import (
     Arch,
     Enum,
     Event,
@@ -24,7 +24,7 @@ from formats.schema.model import (
     Suggestions,
     nearest,
 )
-from formats.schema.types import explain_unknown_type, is_type_name
+from tcpkmon.formats.schema.types import explain_unknown_type, is_type_name
 
 _MIN_VALUE, _MAX_VALUE = -(1 << 31), (1 << 31) - 1
 _COUNTER = re.compile(r"counter[1-9][0-9]{0,3}", re.ASCII)

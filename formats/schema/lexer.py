@@ -6,9 +6,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from formats.base.errors import Problem
-from formats.schema.comments import comment_lines
-from formats.schema.model import Position
+from tcpkmon.formats.base.errors import Problem
+from tcpkmon.formats.schema.comments import comment_lines
+from tcpkmon.formats.schema.model import Position
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+)

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from formats.base.errors import Problem, UsageError
-from formats.base.limits import MOST_CANDIDATES, MOST_SIMILAR_CHARACTERS, MOST_SUGGESTIONS
+from tcpkmon.formats.base.errors import Problem, UsageError
+from tcpkmon.formats.base.limits import MOST_CANDIDATES, MOST_SIMILAR_CHARACTERS, MOST_SUGGESTIONS
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.base.errors import FileError, Problem, SchemaError
-from formats.base.limits import MOST_SCHEMA_BYTES
-from formats.schema.grammar import Grammar
-from formats.schema.model import Field, Schema
-from formats.schema.resolve import check, merge
+from tcpkmon.formats.base.errors import FileError, Problem, SchemaError
+from tcpkmon.formats.base.limits import MOST_SCHEMA_BYTES
+from tcpkmon.formats.schema.grammar import Grammar
+from tcpkmon.formats.schema.model import Field, Schema
+from tcpkmon.formats.schema.resolve import check, merge
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from formats.schema.model import Event, Field, Schema
-from formats.schema.types import FieldType, field_type
+from tcpkmon.formats.schema.model import Event, Field, Schema
+from tcpkmon.formats.schema.types import FieldType, field_type
 
 RAW_TAGS = frozenset({"raw", "address"})
 """Tags of string fields that hold any bytes, not text that ends at the first zero."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from formats.schema.comments import join_doc
-from formats.schema.model import Arch, Enum, Event, Include, LogLevel, Omit, Schema
+from tcpkmon.formats.schema.comments import join_doc
+from tcpkmon.formats.schema.model import Arch, Enum, Event, Include, LogLevel, Omit, Schema
 
 _INDENT = "    "
 

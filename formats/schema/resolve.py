@@ -6,9 +6,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from formats.base.errors import Problem
-from formats.base.limits import MOST_SCHEMA_PROBLEMS
-from formats.schema.model import (
+from tcpkmon.formats.base.errors import Problem
+from tcpkmon.formats.base.limits import MOST_SCHEMA_PROBLEMS
+from tcpkmon.formats.schema.model import (
     Arch,
     Enum,
     Event,
@@ -19,7 +19,7 @@ from formats.schema.model import (
     Schema,
     Suggestions,
 )
-from formats.schema.types import basic_type, explain_unknown_type
+from tcpkmon.formats.schema.types import basic_type, explain_unknown_type
 
 
 def merge(schemata: Sequence[Schema]) -> Schema:

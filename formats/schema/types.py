@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from formats.base.errors import UsageError
-from formats.schema.model import Field, Schema, suggest
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.schema.model import Field, Schema, suggest
 
 MAX_STRING_BYTES = 4096
 _STRING = re.compile(r"string([0-9]*)", re.ASCII)

@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from formats.verify.chain import verify_chain
-from formats.verify.klogger.check import verify_log
-from formats.verify.klogger.folder import verify_folder, verify_logs
-from formats.verify.klogger.repair import repair_folder, repair_log, repair_logs
-from formats.verify.magnet.check import verify_magnet
-from formats.verify.magnet.repair import repair_magnet
-from formats.verify.psc.check import verify_capture, verify_file
-from formats.verify.psc.cut import cut_file
-from formats.verify.psc.repair import repair_file
-from formats.verify.report import DOES_NOT_ADD_UP, Missed, Problem, Report, Row
-from formats.verify.table import make_console, print_report
+from tcpkmon.formats.verify.chain import verify_chain
+from tcpkmon.formats.verify.klogger.check import verify_log
+from tcpkmon.formats.verify.klogger.folder import verify_folder, verify_logs
+from tcpkmon.formats.verify.klogger.repair import repair_folder, repair_log, repair_logs
+from tcpkmon.formats.verify.magnet.check import verify_magnet
+from tcpkmon.formats.verify.magnet.repair import repair_magnet
+from tcpkmon.formats.verify.psc.check import verify_capture, verify_file
+from tcpkmon.formats.verify.psc.cut import cut_file
+from tcpkmon.formats.verify.psc.repair import repair_file
+from tcpkmon.formats.verify.report import DOES_NOT_ADD_UP, Missed, Problem, Report, Row
+from tcpkmon.formats.verify.table import make_console, print_report
 
 __all__ = [
     "DOES_NOT_ADD_UP",

@@ -25,7 +25,7 @@ from itertools import islice
 
 import numpy as np
 
-from formats.verify.ledger import (
+from tcpkmon.formats.verify.ledger import (
     ASIDE,
     COLLECTED,
     KERNEL,
@@ -36,7 +36,7 @@ from formats.verify.ledger import (
     counted,
     counted_keys,
 )
-from formats.verify.report import (
+from tcpkmon.formats.verify.report import (
     COLLECTOR_CAUSES,
     COUNTS,
     DAMAGED,

@@ -12,13 +12,20 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from formats.base.errors import FileError
-from formats.base.limits import MOST_INDEX_CAPTURES, MOST_PROBLEMS
-from formats.base.reconciled import WORDS as RECONCILED
-from formats.base.segments import INDEX, Segment, find_segments, gaps, parse_name, read_index
-from formats.verify.named import Named
-from formats.verify.report import DOES_NOT_ADD_UP, LOSSES, Problems, Report
-from formats.verify.segment import UNKNOWN, Part
+from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.base.limits import MOST_INDEX_CAPTURES, MOST_PROBLEMS
+from tcpkmon.formats.base.reconciled import WORDS as RECONCILED
+from tcpkmon.formats.base.segments import (
+    INDEX,
+    Segment,
+    find_segments,
+    gaps,
+    parse_name,
+    read_index,
+)
+from tcpkmon.formats.verify.named import Named
+from tcpkmon.formats.verify.report import DOES_NOT_ADD_UP, LOSSES, Problems, Report
+from tcpkmon.formats.verify.segment import UNKNOWN, Part
 
 Verify = Callable[[Path], list[Report]]
 

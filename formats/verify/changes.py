@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from formats.base.changes import ChangeKind, Off, Switches, describe
-from formats.base.control import Change
-from formats.base.shedding import Shed
-from formats.verify.report import Problems, Report
+from tcpkmon.formats.base.changes import ChangeKind, Off, Switches, describe
+from tcpkmon.formats.base.control import Change
+from tcpkmon.formats.base.shedding import Shed
+from tcpkmon.formats.verify.report import Problems, Report
 
 
 class ChangeCheck:

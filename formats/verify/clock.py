@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formats.verify.report import I64, U64, Mask
+from tcpkmon.formats.verify.report import I64, U64, Mask
 
 NESTING_TOLERANCE_NS = 1_000_000_000
 """How far time may run back from one record to the next: a program may be interrupted, or

@@ -23,9 +23,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
-from formats.base.limits import MOST_CPUS
-from formats.verify.report import I64, U64, Missed
+from tcpkmon.formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
+from tcpkmon.formats.base.limits import MOST_CPUS
+from tcpkmon.formats.verify.report import I64, U64, Missed
 
 ASIDE = ("filtered", "unchanged", "limited", "shed")
 KERNEL, COLLECTED = tuple(KERNEL_CAUSES), tuple(COLLECTOR_CAUSES)

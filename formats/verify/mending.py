@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, TypeVar
 
-from formats.base.errors import UsageError
-from formats.base.files import create_file
-from formats.verify.report import DOES_NOT_ADD_UP, Report
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.files import create_file
+from tcpkmon.formats.verify.report import DOES_NOT_ADD_UP, Report
 
 NEW_NAME = "name a new output file"
 _MODE = 0o640

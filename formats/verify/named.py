@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from formats.base.errors import TcpkmonError
-from formats.base.files import open_plain
-from formats.base.segments import INDEX, Segment
+from tcpkmon.formats.base.errors import TcpkmonError
+from tcpkmon.formats.base.files import open_plain
+from tcpkmon.formats.base.segments import INDEX, Segment
 
 
 class Named:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base import causes
-from formats.base.limits import MOST_ENTRIES, MOST_PROBLEMS
-from formats.verify.segment import Part
+from tcpkmon.formats.base import causes
+from tcpkmon.formats.base.limits import MOST_ENTRIES, MOST_PROBLEMS
+from tcpkmon.formats.verify.segment import Part
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from formats.base.control import Change, Trigger
-from formats.base.reconciled import What
-from formats.base.shedding import steps_of
-from formats.verify.balance import (
+from tcpkmon.formats.base.control import Change, Trigger
+from tcpkmon.formats.base.reconciled import What
+from tcpkmon.formats.base.shedding import steps_of
+from tcpkmon.formats.verify.balance import (
     build_rows,
     check_before,
     check_counts,
@@ -18,11 +18,11 @@ from formats.verify.balance import (
     subtract,
     sum_by_point,
 )
-from formats.verify.changes import ChangeCheck
-from formats.verify.ledger import Ledger, Tally, of_point
-from formats.verify.report import I64, NOT_CLOSED, Report, find_unproven, find_unseen
-from formats.verify.tape import FAILED, Decoder, End, Found, Item, Opening, Records, Told
-from formats.verify.window import Window
+from tcpkmon.formats.verify.changes import ChangeCheck
+from tcpkmon.formats.verify.ledger import Ledger, Tally, of_point
+from tcpkmon.formats.verify.report import I64, NOT_CLOSED, Report, find_unproven, find_unseen
+from tcpkmon.formats.verify.tape import FAILED, Decoder, End, Found, Item, Opening, Records, Told
+from tcpkmon.formats.verify.window import Window
 
 
 def prove(decoder: Decoder) -> Report:

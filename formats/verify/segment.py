@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from formats.base.limits import MOST_CPUS
+from tcpkmon.formats.base.limits import MOST_CPUS
 
 _CAPTURE = re.compile(r"[0-9a-f]{32}")
 _MOST = 1 << 62

@@ -10,8 +10,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from formats.base.escape import for_terminal
-from formats.verify.report import CAUSES, Problem, Report, Row
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.verify.report import CAUSES, Problem, Report, Row
 
 PLAIN_WIDTH = 79
 WIDEST = 1000

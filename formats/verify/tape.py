@@ -13,11 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from formats.base.control import EXISTING, Change, EndReason, Trigger
-from formats.base.reconciled import Reconciled
-from formats.verify.ledger import Ledger
-from formats.verify.report import DAMAGED, I64, Problems, Report
-from formats.verify.segment import Part, Previous, find_part
+from tcpkmon.formats.base.control import EXISTING, Change, EndReason, Trigger
+from tcpkmon.formats.base.reconciled import Reconciled
+from tcpkmon.formats.verify.ledger import Ledger
+from tcpkmon.formats.verify.report import DAMAGED, I64, Problems, Report
+from tcpkmon.formats.verify.segment import Part, Previous, find_part
 
 EARLY = ("rotated", "dumped")
 """Reasons for an end at which the capture goes on."""

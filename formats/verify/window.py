@@ -7,10 +7,10 @@ import datetime
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from formats.base.control import Trigger
-from formats.verify.ledger import NUMBERED, Ledger, by_cpu
-from formats.verify.report import Problems
-from formats.verify.tape import Decoder, End
+from tcpkmon.formats.base.control import Trigger
+from tcpkmon.formats.verify.ledger import NUMBERED, Ledger, by_cpu
+from tcpkmon.formats.verify.report import Problems
+from tcpkmon.formats.verify.tape import Decoder, End
 
 MORE = 0xFFFF
 """Trigger.number where the entry counts those that are not named."""

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from formats.base.errors import UsageError
 from scripts.benchmark import slowdown
 from scripts.benchmark.trees import Tree
 from scripts.benchmark.work import WORK, working
@@ -21,6 +20,7 @@ from scripts.experiments.results import Results
 from scripts.experiments.stats import percent
 from scripts.experiments.student import Change, change, differ
 from scripts.experiments.tools import Tool
+from tcpkmon.formats.base.errors import UsageError
 
 NAME = "compare"
 ROUNDS = 10

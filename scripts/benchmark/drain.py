@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.linux.privileges import raise_limits
-from collector.loader.prepare import Wish, prepare
-from collector.plan.filters import parse
-from collector.ring.batch import Batch
-from collector.ring.rings import DEFAULT_TRANSPORT
-from collector.sequencer.clock_pairs import Clocks
-from collector.sequencer.sequencer import Sequencer
-from collector.writer.codec import ALL, File
-from collector.writer.file_sink import FileSink
-from collector.writer.psc_codec import PscCodec
-from collector.writer.writer import Writer
 from scripts.experiments.capture import capturing
 from scripts.experiments.context import Context, cpus
 from scripts.experiments.load import BenchError
+from tcpkmon.collector.linux.privileges import raise_limits
+from tcpkmon.collector.loader.prepare import Wish, prepare
+from tcpkmon.collector.plan.filters import parse
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
+from tcpkmon.collector.sequencer.clock_pairs import Clocks
+from tcpkmon.collector.sequencer.sequencer import Sequencer
+from tcpkmon.collector.writer.codec import ALL, File
+from tcpkmon.collector.writer.file_sink import FileSink
+from tcpkmon.collector.writer.psc_codec import PscCodec
+from tcpkmon.collector.writer.writer import Writer
 
 NAME = "drain"
 TITLE = "From the ring to the file"

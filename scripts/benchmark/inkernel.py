@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import os
 
-from collector.linux import bpf
-from collector.linux.privileges import raise_limits
-from collector.loader.prepare import Prepared, Wish, prepare
-from collector.plan.filters import parse
-from formats.base.errors import TcpkmonError
 from scripts.experiments.capture import capturing, discard
 from scripts.experiments.context import Context, cpus
 from scripts.experiments.load import Load
 from scripts.experiments.program_runs import empty_program, runs_of
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.privileges import raise_limits
+from tcpkmon.collector.loader.prepare import Prepared, Wish, prepare
+from tcpkmon.collector.plan.filters import parse
+from tcpkmon.formats.base.errors import TcpkmonError
 
 NAME = "in-kernel"
 TITLE = "Time in the kernel per event"

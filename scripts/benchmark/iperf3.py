@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from collector.lab.lab import Lab
 from scripts.experiments import peers
 from scripts.experiments.context import cpus
 from scripts.experiments.load import BenchError, Done
+from tcpkmon.collector.lab.lab import Lab
 
 BYTES = "512M"
 """Of one run. Its times are whole seconds: too long for a round."""

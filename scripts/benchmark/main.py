@@ -10,9 +10,6 @@ from pathlib import Path
 
 import click
 
-from collector.loader.prepare import check_privilege
-from formats.base.cli import run as run_command
-from formats.base.errors import UsageError
 from scripts.benchmark import (
     compare,
     drain,
@@ -32,6 +29,9 @@ from scripts.experiments import peers, running
 from scripts.experiments.context import ROOT, Context
 from scripts.experiments.report import make_console, print_results, print_table
 from scripts.experiments.results import Results
+from tcpkmon.collector.loader.prepare import check_privilege
+from tcpkmon.formats.base.cli import run as run_command
+from tcpkmon.formats.base.errors import UsageError
 
 ROUNDS = 5
 QUICK_ROUNDS = 2

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from formats.base.errors import FileError, UsageError
 from scripts.benchmark import slowdown
 from scripts.benchmark.means import beside, each_beside, mean_slowdown
 from scripts.benchmark.report import markdown
 from scripts.experiments.report import NONE, rows_of, write_whole
 from scripts.experiments.results import Results
 from scripts.experiments.stats import number, percent
+from tcpkmon.formats.base.errors import FileError, UsageError
 
 INDEX = """\
 <!-- SPDX-License-Identifier: Apache-2.0 -->

@@ -38,7 +38,7 @@ TCP_PROBE = (
 """The columns that perf script prints of tcp_probe; -T always prints the time and the ports."""
 READER = """
 import sys, formats
-with formats.open(sys.argv[1]) as capture:
+with tcpkmon.open(sys.argv[1]) as capture:
     for rows in capture.chunks(8192):
         capture.columns([c.name for c in capture.columns_by_name.values()], rows.start, rows.stop)
 """

@@ -8,17 +8,17 @@ import os
 import resource
 import time
 
-from collector.lab.lab import Lab
-from collector.linux import bpf
-from collector.linux.privileges import raise_limits
-from collector.loader.capture_maps import Kernel
-from collector.loader.prepare import Prepared, Wish, prepare
-from collector.plan.filters import parse
 from scripts.experiments import tools
 from scripts.experiments.capture import capturing, discard
 from scripts.experiments.context import Context, cpus, many_ports
 from scripts.experiments.load import Load
 from scripts.experiments.tools import Running, Tool, size_of
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.privileges import raise_limits
+from tcpkmon.collector.loader.capture_maps import Kernel
+from tcpkmon.collector.loader.prepare import Prepared, Wish, prepare
+from tcpkmon.collector.plan.filters import parse
 
 NAME = "scale"
 TITLE = "Scale: cost per record by number of connections"

@@ -7,13 +7,13 @@ import re
 import subprocess
 from pathlib import Path
 
-from collector.lab.lab import Lab
-from collector.plan.columns import EVENT, choose_columns, load_schema
 from scripts.benchmark.work import working
 from scripts.experiments import tools
 from scripts.experiments.context import BIN, Context
 from scripts.experiments.interleaved import measure_one
 from scripts.experiments.tools import Tool
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.plan.columns import EVENT, choose_columns, load_schema
 
 NAME = "slowdown"
 TITLE = "Slowdown of TCP traffic"

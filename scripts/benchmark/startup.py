@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-import formats
-from collector.lab.lab import Lab
-from formats.base.control import EXISTING
+import tcpkmon
 from scripts.experiments import tools
 from scripts.experiments.context import Context
 from scripts.experiments.load import BenchError
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.formats.base.control import EXISTING
 
 NAME = "start-up"
 TITLE = "Start-up and memory"
@@ -66,7 +66,7 @@ def _start(context: Context, cache: Path) -> dict[str, float]:
 
 def _first_record_ns(file: Path) -> int:
     """CLOCK_MONOTONIC of the first event that was recorded as it happened."""
-    with formats.open(file) as capture:
+    with tcpkmon.open(file) as capture:
         mono_ns = capture.mono_ns()
         live = ~capture.control() & (capture.column("location") != EXISTING)
     at = np.flatnonzero(live)

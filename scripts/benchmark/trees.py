@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.base.errors import TcpkmonError, UsageError
 from scripts.experiments.context import ROOT
 from scripts.experiments.machine import commit
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 GIT = ("git", "-c", "safe.directory=*", "-C", str(ROOT))
 

@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from collector.lab.lab import Lab
 from scripts.benchmark.iperf3 import Iperf3
 from scripts.experiments.context import Context, cpus
 from scripts.experiments.load import Done, Load
+from tcpkmon.collector.lab.lab import Lab
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from collector.loader.capture_maps import Kernel
-from collector.loader.prepare import Prepared
-from collector.plan.filters import Filters
-from collector.ring.rings import Rings, pages_of
+from tcpkmon.collector.loader.capture_maps import Kernel
+from tcpkmon.collector.loader.prepare import Prepared
+from tcpkmon.collector.plan.filters import Filters
+from tcpkmon.collector.ring.rings import Rings, pages_of
 
 
 @contextlib.contextmanager

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
-from formats.base.errors import UsageError
 from scripts.experiments import report, running
 from scripts.experiments.context import ROOT, Context
 from scripts.experiments.paper import Paper
 from scripts.experiments.results import Results
+from tcpkmon.formats.base.errors import UsageError
 
 ROUNDS = 10
 QUICK_ROUNDS = 2

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.lab.lab import Lab
 from scripts.experiments.load import Load
 from scripts.experiments.results import Results
+from tcpkmon.collector.lab.lab import Lab
 
 ROOT = Path(__file__).absolute().parents[2]
 BIN = ROOT / ".venv" / "bin"

@@ -9,8 +9,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.lab.lab import Lab
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.formats.base.errors import TcpkmonError
 
 SOURCE = Path(__file__).with_name("load.c")
 ANSWER_S = 120.0

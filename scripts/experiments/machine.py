@@ -11,7 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from collector.linux.machine import describe_kernel, describe_machine
+from tcpkmon.collector.linux.machine import describe_kernel, describe_machine
 
 
 def describe(root: Path) -> dict[str, str]:

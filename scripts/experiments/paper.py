@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from formats.base.errors import UsageError
 from scripts.experiments import report
 from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure, table_of
 from scripts.experiments.report import Section, Table
 from scripts.experiments.results import Results
+from tcpkmon.formats.base.errors import UsageError
 
 
 @dataclass(frozen=True)

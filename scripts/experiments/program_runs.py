@@ -12,12 +12,12 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from collector.linux import bpf
-from collector.linux.btf import Btf
-from collector.linux.probe_kinds import KINDS
-from collector.loader.capture_maps import Kernel
-from collector.loader.programs import attach_type_id, load_code
-from collector.plan.probes import Chosen
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.linux.probe_kinds import KINDS
+from tcpkmon.collector.loader.capture_maps import Kernel
+from tcpkmon.collector.loader.programs import attach_type_id, load_code
+from tcpkmon.collector.plan.probes import Chosen
 
 EMPTY = "an empty program"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import rich.table
 from rich.console import Console
 
-from formats.base.escape import for_terminal
 from scripts.experiments.results import Results
+from tcpkmon.formats.base.escape import for_terminal
 
 NONE = "-"
 

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from collector.loader.prepare import check_privilege
-from formats.base.errors import FileError, TcpkmonError, UsageError
 from scripts.experiments import machine, peers
 from scripts.experiments.context import ROOT, Context
 from scripts.experiments.load import compile_load
 from scripts.experiments.results import Results
+from tcpkmon.collector.loader.prepare import check_privilege
+from tcpkmon.formats.base.errors import FileError, TcpkmonError, UsageError
 
 UNFINISHED = "the rest of this section"
 

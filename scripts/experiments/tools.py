@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.lab.namespaces import Side
-from formats.base.errors import TcpkmonError
 from scripts.experiments import peers
 from scripts.experiments.context import BIN, Context
 from scripts.experiments.load import BenchError
+from tcpkmon.collector.lab.namespaces import Side
+from tcpkmon.formats.base.errors import TcpkmonError
 
 RING_PAGES = 1024
 """4 MiB a CPU for every tool: the default of collect."""

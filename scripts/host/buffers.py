@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import subprocess
 
-from collector import klogger
-from collector.commands.history.monitor import GROUPS
 from scripts.experiments.context import BIN, Context
 from scripts.host import floods
 from scripts.host.checks import agree, bound, figures_of, tables_of
+from tcpkmon.collector import capturing
+from tcpkmon.collector.commands.history.monitor import GROUPS
 
 NAME = "U5"
 TITLE = "U5: lost events"
@@ -23,7 +23,7 @@ def measure(context: Context) -> None:
     context.say(f"{NAME}: page faults into rings of 16 KiB")
     log = context.folder / "small"
     options = ["--quiet", "--locations", ",".join(GROUPS[3][2])]
-    with klogger.start("paging", log, buffer_mb=RING_MB, force=True, options=options):
+    with capturing.start("paging", log, buffer_mb=RING_MB, force=True, options=options):
         for _ in range(RUNS):
             floods.faults()
     told = json.loads(_run("verify", "--json", str(log), codes=(0, 3)))

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from collections import Counter
 
-from formats.analysis import match_calls, open_log
 from scripts.experiments.context import Context
 from scripts.experiments.tools import IN_TRACEFS
 from scripts.host.checks import agree, figures_of, tables_of
 from scripts.host.monitor import recording
+from tcpkmon.formats.analysis import match_calls, open_log
 
 NAME = "H1"
 TITLE = "H1: system calls"

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from collector.linux.btf import Btf
-from collector.plan.probes import find_unseen
 from scripts.experiments.figure import Figure
 from scripts.experiments.report import NONE, Table
 from scripts.experiments.results import Results
 from scripts.experiments.stats import number
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.plan.probes import find_unseen
 
 OURS, ORACLE, ALLOWED, LEAST, MOST = "ours", "oracle", "allowed", "least", "most"
 

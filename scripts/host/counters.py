@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.analysis import open_log, requests
+from tcpkmon.formats.analysis import open_log, requests
 from tests.live.disk_workload import Device
 from tests.live.memory_workload import swapped
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from formats.analysis import Queue, open_log, queues, requests
 from scripts.experiments.context import ROOT, Context
 from scripts.host.checks import agree, bound, figures_of, note_unseen, tables_of
 from scripts.host.monitor import recording
+from tcpkmon.formats.analysis import Queue, open_log, queues, requests
 from tests.live.disk_workload import BLOCK, REALTIME_DEPTH, Device, loop_device, read_blocks
 
 NAME = "H2"

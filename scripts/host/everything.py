@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from collector import klogger
 from scripts.experiments.context import BIN, Context
 from scripts.experiments.figure import Figure
 from scripts.experiments.report import Table
 from scripts.experiments.results import Results
 from scripts.experiments.stats import number
 from scripts.host.monitor import look
+from tcpkmon.collector import capturing
 
 NAME = "H10"
 TITLE = "H10: everything on"
@@ -44,7 +44,7 @@ def on(context: Context) -> Iterator[None]:
     messages = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     try:
         os.lseek(messages, 0, os.SEEK_END)
-        with klogger.start(
+        with capturing.start(
             SCHEMATA, log, buffer_mb=BUFFER_MB, force=True, options=["--quiet", *limits]
         ) as capture, traffic():
             begun = time.monotonic()

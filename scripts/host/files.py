@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 import random
 
-from formats.analysis import Event, open_log
 from scripts.experiments.context import Context
 from scripts.host.checks import agree, figures_of, tables_of
 from scripts.host.monitor import recording
+from tcpkmon.formats.analysis import Event, open_log
 from tests.live.file_workload import PAGE, make_cold, resident
 
 NAME = "H4"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collector.commands.history.monitor import GROUPS
 from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure
 from scripts.experiments.report import NONE, Table
@@ -12,6 +11,7 @@ from scripts.experiments.stats import number
 from scripts.host import overhead
 from scripts.host.floods import Flood, floods
 from scripts.host.monitor import look, monitoring
+from tcpkmon.collector.commands.history.monitor import GROUPS
 
 NAME = "H8"
 TITLE = "H8: cost by group of events"

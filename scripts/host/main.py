@@ -7,10 +7,10 @@ import sys
 
 import click
 
-from formats.base.cli import run as run_command
 from scripts.experiments.command import make_command
 from scripts.host import session
 from scripts.host.page import PAPER
+from tcpkmon.formats.base.cli import run as run_command
 
 
 def set_session(_context: click.Context, _option: click.Parameter, seconds: float | None) -> None:

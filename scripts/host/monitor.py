@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector import klogger
-from collector.commands.history.monitor import GROUPS
 from scripts.experiments.tools import cpu_seconds
+from tcpkmon.collector import capturing
+from tcpkmon.collector.commands.history.monitor import GROUPS
 
 ALL = tuple(GROUPS)
 BUFFER_MB = 16
@@ -35,7 +35,7 @@ class Told:
         return sum(self.records.values())
 
 
-def look(capture: klogger.Control) -> Told:
+def look(capture: capturing.Control) -> Told:
     status = capture.status()
     records = {one["name"]: int(one["written"]) for one in status["events"]}
     lost = sum(int(one["lost"]) for one in status["events"])
@@ -45,7 +45,7 @@ def look(capture: klogger.Control) -> Told:
 @contextmanager
 def monitoring(
     folder: Path, groups: Sequence[int] = ALL, *, on: bool = True, keep: bool = False
-) -> Iterator[klogger.Capture]:
+) -> Iterator[capturing.Capture]:
     """Records these groups into folder / "monitor.out", as `tcpkmon monitor -on` does.
 
     on: else it is attached and switched off. keep: leave the log there.
@@ -55,7 +55,7 @@ def monitoring(
     log = folder / "monitor.out"
     options = ["--quiet", "--locations", ",".join(names)]
     try:
-        with klogger.start(
+        with capturing.start(
             schemata, log, buffer_mb=BUFFER_MB, force=True, options=options
         ) as capture:
             if not on:
@@ -72,7 +72,7 @@ def recording(
 ) -> Iterator[Path]:
     """Records these schemata; the folder of the log, which is whole after the body and stays."""
     log = folder / "-".join(schemata)
-    with klogger.start(
+    with capturing.start(
         schemata, log, buffer_mb=buffer_mb, force=True, options=["--quiet", *options]
     ):
         yield log

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from collector.commands.history.monitor import GROUPS
 from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure, Value
 from scripts.experiments.report import NONE, Table
@@ -14,6 +13,7 @@ from scripts.experiments.results import Results
 from scripts.experiments.stats import number
 from scripts.host.mix import BENCHMARKS, THEN, Mix
 from scripts.host.monitor import look, monitoring
+from tcpkmon.collector.commands.history.monitor import GROUPS
 
 NAME = "U1"
 TITLE = "U1: overhead"

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from formats import drawing
 from scripts.experiments.paper import Paper
 from scripts.experiments.results import Results
 from scripts.experiments.stats import number
 from scripts.host import overhead, session
 from scripts.host.experiments import EXPERIMENTS
 from scripts.host.mix import THEN
+from tcpkmon.formats import drawing
 
 PICTURE = "monitor.png"
 PROGRAMS = ("cc", "ed", "groff", "perf", "login")

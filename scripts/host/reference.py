@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
-from formats.analysis import Event
-from formats.history import NO_USER
+from tcpkmon.formats.analysis import Event
+from tcpkmon.formats.history import NO_USER
 
 Span = tuple[int, int]
 SWAP = 32

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import time
 
-from collector.control import choosing, client
-from collector.linux.syscalls import online_cpus
-from formats.analysis import count_samples, open_log
 from scripts.experiments.context import Context
 from scripts.host.checks import agree, figures_of, tables_of
 from scripts.host.monitor import BUFFER_MB
+from tcpkmon.collector.control import choosing, client
+from tcpkmon.collector.linux.syscalls import online_cpus
+from tcpkmon.formats.analysis import count_samples, open_log
 from tests.live.cpu_workload import READ, SPIN, cpu_time_ns, machine_times, running
 
 NAME = "H6"
@@ -20,7 +20,7 @@ PERIOD_NS = 10_000_000
 
 
 def measure(context: Context) -> None:
-    from collector import klogger
+    from tcpkmon.collector import capturing
 
     context.say(f"{NAME}: half user, a quarter nice, a quarter system")
     seconds = context.pick(SECONDS, QUICK_SECONDS)
@@ -28,7 +28,7 @@ def measure(context: Context) -> None:
     work = [(SPIN, first, 0), (SPIN, first, 5), (READ, last, 0), (SPIN, last, 0)]
     log = context.folder / "sampler"
     spans = []
-    with klogger.start("sampler", log, buffer_mb=BUFFER_MB, force=True) as capture:
+    with capturing.start("sampler", log, buffer_mb=BUFFER_MB, force=True) as capture:
         with running(*work):
             begun_ns, before = time.monotonic_ns(), machine_times()
             time.sleep(seconds)

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from collections import Counter
 
-from formats.analysis import latencies, open_log
-from formats.analysis.intervals import Statistics
 from scripts.experiments.context import Context
 from scripts.host.checks import agree, figures_of, note_unseen, tables_of
 from scripts.host.monitor import recording
+from tcpkmon.formats.analysis import latencies, open_log
+from tcpkmon.formats.analysis.intervals import Statistics
 from tests.live.sched_workload import KINDS, PERF_LINE, RECORD, SLEEPER
 
 NAME = "H5"

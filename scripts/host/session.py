@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from formats.analysis import open_log
 from scripts.experiments.context import BIN, Context
 from scripts.experiments.figure import Figure
 from scripts.experiments.report import NONE, Table
@@ -21,6 +20,7 @@ from scripts.host.mix import Mix
 from scripts.host.monitor import look, monitoring
 from scripts.host.reference import CLASSES, Reference, compare
 from scripts.host.users import KINDS, User, hold_session, make_homes
+from tcpkmon.formats.analysis import open_log
 
 NAME = "U2"
 TITLE = "U2: a session of 12 users"

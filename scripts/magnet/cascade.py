@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collector.lab.lab import Lab
-from collector.lab.pair import connected, receive
 from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure
 from scripts.experiments.report import Table
@@ -18,6 +16,8 @@ from scripts.experiments.results import Results
 from scripts.experiments.stats import number
 from scripts.magnet.recording import HEADERS
 from scripts.magnet.wire import Link, recording, wired
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.lab.pair import connected, receive
 
 NAME = "M6"
 TITLE = "M6: cascade"

@@ -12,7 +12,6 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.lab.pair import Pair, connected, join, listening, receive
 from scripts.experiments import tools
 from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure
@@ -30,6 +29,7 @@ from scripts.magnet.recording import (
     first_times,
 )
 from scripts.magnet.wire import Link, Wire, recording, wired
+from tcpkmon.collector.lab.pair import Pair, connected, join, listening, receive
 
 NAME = "M8"
 TITLE = "M8: layers"

@@ -7,8 +7,6 @@ import csv
 import subprocess
 from pathlib import Path
 
-from formats.base.errors import LossError
-from formats.registry import format_of
 from scripts.experiments.context import BIN, Context
 from scripts.experiments.figure import Figure
 from scripts.experiments.load import BenchError
@@ -17,6 +15,8 @@ from scripts.experiments.results import Results
 from scripts.experiments.stats import number
 from scripts.experiments.tools import Tool
 from scripts.magnet.wire import FAST, PACKETS, SLOW, TRANSFERS, Wire, magnet, wired
+from tcpkmon.formats.base.errors import LossError
+from tcpkmon.formats.registry import format_of
 
 NAME = "M2"
 TITLE = "M2: loss"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import sys
 
-from formats.base.cli import run as run_command
 from scripts.experiments.command import make_command
 from scripts.magnet.page import PAPER
+from tcpkmon.formats.base.cli import run as run_command
 
 command = make_command(
     PAPER,

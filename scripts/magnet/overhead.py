@@ -6,8 +6,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from collector import klogger
-from collector.lab.lab import Lab
 from scripts.experiments import interleaved, tools
 from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure, Value
@@ -16,6 +14,8 @@ from scripts.experiments.results import Results
 from scripts.experiments.stats import Spread, spread
 from scripts.experiments.tools import Tool
 from scripts.magnet.wire import FAST, SLOW, TRANSFERS, magnet, wired
+from tcpkmon.collector import capturing
+from tcpkmon.collector.lab.lab import Lab
 
 NAME = "M1"
 TITLE = "M1: overhead"
@@ -37,7 +37,7 @@ def find_tools(context: Context, lab: Lab) -> list[Tool]:
     """One for each case."""
     off = magnet(lab, OFF, "ab")
     found = [
-        replace(off, prepare=lambda pid: klogger.attach(pid).disable()),
+        replace(off, prepare=lambda pid: capturing.attach(pid).disable()),
         magnet(lab, RECEIVER, "b"),
         magnet(lab, SENDER, "a"),
         tools.tcpdump(TCPDUMP[RECEIVER], lab.b),

@@ -6,10 +6,6 @@ from __future__ import annotations
 import json
 import os
 
-from collector.linux import bpf
-from collector.linux.privileges import raise_limits
-from collector.loader.prepare import Wish, prepare
-from collector.plan.filters import parse
 from scripts.experiments import program_runs
 from scripts.experiments.capture import capturing, discard
 from scripts.experiments.context import Context
@@ -19,6 +15,10 @@ from scripts.experiments.report import Table
 from scripts.experiments.results import Results
 from scripts.experiments.stats import number
 from scripts.magnet.wire import PACKETS, Wire, magnet, wired
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.privileges import raise_limits
+from tcpkmon.collector.loader.prepare import Wish, prepare
+from tcpkmon.collector.plan.filters import parse
 
 NAME = "M3"
 TITLE = "M3: the cost of a packet"

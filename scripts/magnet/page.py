@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from formats import drawing
 from scripts.experiments.paper import Paper
 from scripts.experiments.report import NONE, Section, Table
 from scripts.experiments.results import Results
@@ -13,6 +12,7 @@ from scripts.experiments.stats import number
 from scripts.magnet import loss, modulation, overhead, packets
 from scripts.magnet.experiments import EXPERIMENTS
 from scripts.magnet.wire import ANY, FAST, PACKETS, SLOW
+from tcpkmon.formats import drawing
 
 PICTURE = "magnet.png"
 SHOWN_MS = 1000

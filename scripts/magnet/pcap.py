@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.base.errors import DamagedError
+from tcpkmon.formats.base.errors import DamagedError
 
 _MAGIC, _ETHERNET, _TCP = 0xA1B2C3D4, 1, 6
 

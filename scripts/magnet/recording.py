@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis import open_log
-from formats.analysis.latency import Latency, Summary, find_flows, make_report
+from tcpkmon.formats.analysis import open_log
+from tcpkmon.formats.analysis.latency import Latency, Summary, find_flows, make_report
 
 SENT = ("SOCK_SEND", "TCP_SEND", "IP_SEND", "DEV_SEND")
 RECEIVED = ("DEV_RECV", "IP_RECV", "TCP_RECV", "SOCK_RECV")

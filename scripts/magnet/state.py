@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from collector.lab.pair import connected, look
-from collector.loader.tcp_info import TCP_INFO
 from scripts.experiments import tools
 from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure
@@ -22,6 +20,8 @@ from scripts.experiments.stats import number
 from scripts.magnet import pcap
 from scripts.magnet.recording import Columns, Recording
 from scripts.magnet.wire import Link, recording, wired
+from tcpkmon.collector.lab.pair import connected, look
+from tcpkmon.collector.loader.tcp_info import TCP_INFO
 
 NAME = "M7"
 TITLE = "M7: state"

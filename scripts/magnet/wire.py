@@ -7,12 +7,12 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from collector.lab.lab import DEVICE, Lab
 from scripts.experiments import tools
 from scripts.experiments.context import Context, cpus
 from scripts.experiments.load import Done, Load
 from scripts.experiments.tools import Tool
 from scripts.magnet.recording import Recording
+from tcpkmon.collector.lab.lab import DEVICE, Lab
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from collector.lab.link import Link, Way
 from scripts.requests_truth import nginx, postgres, python, redis
 from scripts.requests_truth.stage import Stage
 from scripts.requests_truth.truth import Exchange
+from tcpkmon.collector.lab.link import Link, Way
 
 EXACT, DEFAULT = ("--requests",), ()
 AT_SERVER = (r"waited [^\n]*for the server's answer", r"its own program took [^\n]*to answer")

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from collector.lab.lab import Lab
-from formats.base.errors import TcpkmonError
 from scripts.requests_truth.cases import Case
 from scripts.requests_truth.clients import by_connection
 from scripts.requests_truth.stage import BIN, Stage
 from scripts.requests_truth.truth import TOLERANCE_NS, Exchange, bounds, enough, largest
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.formats.base.errors import TcpkmonError
 
 Row = dict[str, Any]
 SIDES = ("client", "server")

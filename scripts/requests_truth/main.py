@@ -12,13 +12,13 @@ from pathlib import Path
 
 import click
 
-from collector.linux.machine import describe_machine
-from formats.base.cli import run
-from formats.base.errors import TcpkmonError, UsageError
 from scripts.experiments.report import write_part
 from scripts.requests_truth.cases import CASES
 from scripts.requests_truth.judging import Judged, play
 from scripts.requests_truth.page import page
+from tcpkmon.collector.linux.machine import describe_machine
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "requests.md"
 

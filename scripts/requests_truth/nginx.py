@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from formats.base.errors import TcpkmonError
 from scripts.requests_truth import python
 from scripts.requests_truth.clients import Talk, by_connection, get, http, storm
 from scripts.requests_truth.stage import Stage
 from scripts.requests_truth.truth import Exchange
+from tcpkmon.formats.base.errors import TcpkmonError
 
 PORT, TLS, H2, UPSTREAM = 8080, 8443, 8444, 9000
 _MS = 1_000_000

@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from formats.base.errors import TcpkmonError
 from scripts.requests_truth.clients import by_connection, clock
 from scripts.requests_truth.stage import Stage
 from scripts.requests_truth.truth import Exchange, chain
+from tcpkmon.formats.base.errors import TcpkmonError
 
 PORT = 5433
 _LINE = re.compile(r"TRUTH \S+\((\d+)\) .*?duration: ([\d.]+) ms(?:  (\w+))?")

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from collector.lab.lab import Lab
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.formats.base.errors import TcpkmonError
 
 BIN = Path(sys.executable).parent
 _WAIT_S = 90.0

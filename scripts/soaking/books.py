@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.base.segments import find_segments
-from formats.psc.reader import open_capture
-from formats.verify import verify_file
 from scripts.soaking.load import I64, Load
+from tcpkmon.formats.base.segments import find_segments
+from tcpkmon.formats.psc.reader import open_capture
+from tcpkmon.formats.verify import verify_file
 from tests.live.faults import RECEIVE_CALL
 
 ROUND_S = 0.5

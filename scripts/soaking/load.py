@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import numpy.typing as npt
 
-from collector.linux.netns import run_inside
+from tcpkmon.collector.linux.netns import run_inside
 from tests.live.faults import GUEST, Flood, Space
 from tests.live.flooding import PERIOD
 

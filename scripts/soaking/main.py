@@ -11,9 +11,9 @@ from pathlib import Path
 
 import click
 
-from collector.linux.syscalls import call_libc
-from formats.base.cli import run
 from scripts.soaking.soak import Soak
+from tcpkmon.collector.linux.syscalls import call_libc
+from tcpkmon.formats.base.cli import run
 
 CLONE_NEWNS = 0x20000
 

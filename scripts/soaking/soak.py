@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from formats.registry import format_of
 from scripts.soaking.books import Book, Books
 from scripts.soaking.cost import Costs
 from scripts.soaking.load import CHUNK, Load, playing
+from tcpkmon.formats.registry import format_of
 from tests.live.daemons import Daemon
 from tests.live.faults import GUEST, Space, cpus, program_lives, wait_until
 

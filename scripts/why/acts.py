@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from collector.lab.lab import DEVICE, Lab
-from collector.lab.pair import Pair
+from tcpkmon.collector.lab.lab import DEVICE, Lab
+from tcpkmon.collector.lab.pair import Pair
 
 CHUNK = 64 << 10
 _UNSENT = 0x894B  # SIOCOUTQNSD

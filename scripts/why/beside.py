@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from collector.lab.lab import DEVICE, Lab
-from collector.lab.link import Way
-from collector.lab.namespaces import Side
-from collector.lab.pair import Pair, join, listening, make_socket, receive
 from scripts.why import acts, exchanges
 from scripts.why.acts import Act, Clock
+from tcpkmon.collector.lab.lab import DEVICE, Lab
+from tcpkmon.collector.lab.link import Way
+from tcpkmon.collector.lab.namespaces import Side
+from tcpkmon.collector.lab.pair import Pair, join, listening, make_socket, receive
 
 CUBIC = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
 _MAX_PACING = 47

@@ -10,8 +10,8 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
-from collector.lab.pair import Pair
 from scripts.why.acts import Act, Clock, Span
+from tcpkmon.collector.lab.pair import Pair
 
 _EVERY_S, _SPAN_S, _RECOVERY = 0.002, 0.04, 3
 _LAYOUT = {  # offsets in struct tcp_info, which only grows

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from collector.lab.lab import DEVICE, Lab
-from collector.lab.link import Way
-from collector.lab.pair import Pair, connected, make_socket
 from scripts.why import acts
 from scripts.why.acts import Act, Clock
+from tcpkmon.collector.lab.lab import DEVICE, Lab
+from tcpkmon.collector.lab.link import Way
+from tcpkmon.collector.lab.pair import Pair, connected, make_socket
 
 _FASTOPEN, _QUOTA = 23, Path("/sys/fs/cgroup/cpu")
 _READER = """

@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.klogger import start
-from collector.lab.lab import Lab
-from formats.analysis.doing import CPU_WAIT, RUNNING
-from formats.analysis.why import (
+from scripts.why.acts import Span
+from scripts.why.scenarios import Scenario
+from scripts.why.stage import CLIENT, SERVER, Played, run
+from tcpkmon.collector.capturing import start
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.formats.analysis.doing import CPU_WAIT, RUNNING
+from tcpkmon.formats.analysis.why import (
     LIMITS,
     RECEIVING,
     Cutter,
@@ -28,9 +31,6 @@ from formats.analysis.why import (
     tables,
     waits,
 )
-from scripts.why.acts import Span
-from scripts.why.scenarios import Scenario
-from scripts.why.stage import CLIENT, SERVER, Played, run
 
 NOTES = ("ca_name", "bbr_mode", "is_cwnd_limited", "rate_app_limited")
 """Columns beside the default ones that make `why` surer."""

@@ -14,9 +14,6 @@ from typing import Any
 
 import click
 
-from collector.linux.machine import describe_machine
-from formats.base.cli import run
-from formats.base.errors import UsageError
 from scripts.experiments import peers
 from scripts.experiments.report import write_part
 from scripts.why import transfers
@@ -26,6 +23,9 @@ from scripts.why.scenarios import SCENARIOS
 from scripts.why.unseen import UNSEEN as UNSEEN_FIRST
 from scripts.why.unseen_more import UNSEEN_MORE
 from scripts.why.unseen_third import UNSEEN_THIRD
+from tcpkmon.collector.linux.machine import describe_machine
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import UsageError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "why.md"
 UNSEEN = (*UNSEEN_FIRST, *UNSEEN_MORE, *UNSEEN_THIRD)

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 
-from formats.analysis.why import LIMITS, RECEIVING
 from scripts.why.judging import Judged
+from tcpkmon.formats.analysis.why import LIMITS, RECEIVING
 
 WANTED = 0.95
 _NAMES = (*LIMITS, "cpu", *RECEIVING, "rx_none")

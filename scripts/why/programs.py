@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from collector.lab.lab import Lab
-from collector.lab.pair import Pair, join, receive
 from scripts.why import acts, exchanges
 from scripts.why.acts import Act, Clock
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.lab.pair import Pair, join, receive
 
 REQUEST = 100
 _NOTSENT_LOWAT, _WINDOW_CLAMP = 25, 10

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from collector.lab.lab import Bottleneck, Lab
-from collector.lab.link import Link, Way
-from collector.lab.pair import Pair
 from scripts.why import acts
 from scripts.why.acts import Act, Span, bulk, drain
+from tcpkmon.collector.lab.lab import Bottleneck, Lab
+from tcpkmon.collector.lab.link import Link, Way
+from tcpkmon.collector.lab.pair import Pair
 
 SECONDS = 1.2
 

@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from collector.lab.lab import Lab
-from collector.lab.pair import join, listening
 from scripts.why.acts import Act, Clock, Span
 from scripts.why.scenarios import Scenario
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.lab.pair import join, listening
 
 CLIENT, SERVER = "10.77.0.1", "10.77.0.2"
 _PACING = 47  # SO_MAX_PACING_RATE

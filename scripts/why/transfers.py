@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.klogger import start
-from collector.lab.lab import DEVICE, Bottleneck, Lab
-from collector.lab.namespaces import Side
 from scripts.why import acts
+from tcpkmon.collector.capturing import start
+from tcpkmon.collector.lab.lab import DEVICE, Bottleneck, Lab
+from tcpkmon.collector.lab.namespaces import Side
 
 SERVER, OTHER = "10.77.0.2", "10.77.0.1"
 PROGRAMS = ("iperf3", "curl", "rsync")

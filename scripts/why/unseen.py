@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from collector.lab.link import Link, Way
 from scripts.why import acts, exchanges, witness
 from scripts.why.scenarios import APP, PATH, WINDOW, Scenario
+from tcpkmon.collector.lab.link import Link, Way
 
 SENDER = r"nothing to send|look at the sender|sender's program"
 READER = r"reads? (too )?slowly|look at the reader|reader's program|reader is"

@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from collector.lab.link import Link, Way
 from scripts.why import acts, beside, chronograph, exchanges, programs, witness
 from scripts.why.scenarios import APP, PATH, WINDOW, Scenario
 from scripts.why.unseen import BBR, MARKED, NET, READER, REPAIR, SENDER, SNDBUF, line, way
+from tcpkmon.collector.lab.link import Link, Way
 
 _new = partial(Scenario, held_out=True, seconds=1.5)
 # No buffer of the receiver bounds what a path holds.

@@ -16,13 +16,13 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from collector.lab.link import Link, Way
-from collector.lab.pair import Pair, receive
 from scripts.why import acts, programs, witness
 from scripts.why.acts import Act, Clock
 from scripts.why.scenarios import APP, PATH, WINDOW, Scenario
 from scripts.why.unseen import NET, READER, SENDER, SNDBUF, line, way
 from scripts.why.unseen_more import ROOMY
+from tcpkmon.collector.lab.link import Link, Way
+from tcpkmon.collector.lab.pair import Pair, receive
 
 _new = partial(Scenario, held_out=True, seconds=2.5)
 NAGLE = r"Nagle|[Cc]ork|MSG_MORE"

@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from formats.base.errors import TcpkmonError
-from formats.base.segments import INDEX
+from tcpkmon.formats.base.errors import TcpkmonError
+from tcpkmon.formats.base.segments import INDEX
 from tests.fuzz.mutate import change_json, mutate
 
 Files = dict[str, bytes]
@@ -62,16 +62,16 @@ def templates() -> dict[str, tuple[Files, Files, int]]:
 
 def records_in(folder: Path) -> int:
     """Records of events that readers find."""
-    import formats
+    import tcpkmon
 
-    with formats.open(folder) as reader:
+    with tcpkmon.open(folder) as reader:
         records = reader.for_export("arrow")
         return sum(t.num_rows for found in records.tables() for t in found.values())
 
 
 def check_folder(data: bytes, folder: Path) -> None:
     """Rearrange a folder as these bytes say; verify must see it, or all must still be there."""
-    from formats.registry import format_of
+    from tcpkmon.formats.registry import format_of
 
     chance = random.Random(data)
     kind = chance.choice([*templates()])
@@ -97,8 +97,8 @@ def check_folder(data: bytes, folder: Path) -> None:
 
 def check_archive(data: bytes, folder: Path) -> None:
     """Read a file as what was archived: it comes out as it was, or is refused."""
-    from formats.base.files import open_plain, read_head
-    from formats.registry import format_of
+    from tcpkmon.formats.base.files import open_plain, read_head
+    from tcpkmon.formats.registry import format_of
 
     _write({"x.pm": data}, folder)
     path = folder / "x.pm"
@@ -113,7 +113,7 @@ def check_archive(data: bytes, folder: Path) -> None:
 
 def check_index(data: bytes, folder: Path) -> None:
     """Any index: verify says something of the folder, and never more than there is."""
-    from formats.registry import format_of
+    from tcpkmon.formats.registry import format_of
 
     files, _, records = templates()["psc"]
     _write({**files, INDEX: data}, folder)
@@ -138,9 +138,9 @@ def archives() -> Iterator[tuple[str, bytes]]:
     """Seeds of check_archive()."""
     import pyarrow
 
-    from formats.export.table_file import write_parquet
-    from formats.psc.archive import describe
-    from formats.psc.reader import open_capture
+    from tcpkmon.formats.export.table_file import write_parquet
+    from tcpkmon.formats.psc.archive import describe
+    from tcpkmon.formats.psc.reader import open_capture
 
     with tempfile.TemporaryDirectory() as base:
         path, packed = Path(base, "x.pm"), Path(base, "x.parquet")

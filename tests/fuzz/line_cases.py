@@ -11,10 +11,10 @@ from unittest import mock
 
 import numpy as np
 
-from formats.base.byteorder import Endian, significance
-from formats.lines import Cell, Kind, Plan, Rows, Source, StringWriter, strings
-from formats.lines import native as native_module
-from formats.lines.native import NativeWriter
+from tcpkmon.formats.base.byteorder import Endian, significance
+from tcpkmon.formats.lines import Cell, Kind, Plan, Rows, Source, StringWriter, strings
+from tcpkmon.formats.lines import native as native_module
+from tcpkmon.formats.lines.native import NativeWriter
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 TELLING = (0, 1, 9, 10, 99_999_999, 10**8, 10**16 - 1, 10**16, 2**63 - 1, 2**63, 2**64 - 1)

@@ -44,30 +44,30 @@ _WALL_S = 120.0
 _POLL_S = 0.1
 _MOST_TRIES = 50
 _MODULES = (
-    "formats.analysis",
-    "formats.commands.decode",
-    "formats.commands.export",
-    "formats.commands.pmgraph",
-    "formats.commands.repair",
-    "formats.commands.verify",
-    "formats.export.table_file",
-    "formats.export.table_folder",
-    "formats.klogger.logs",
-    "formats.klogger.lines",
-    "formats.klogger.tables",
-    "formats.pmgraph.figure",
-    "formats.pmgraph.gaps",
-    "formats.pmgraph.pages",
-    "formats.pmgraph.quantities",
-    "formats.pmgraph.terminal",
-    "formats.pmgraph.text",
-    "formats.pmgraph.xgraph",
-    "formats.psc.lines",
-    "formats.psc.reader",
-    "formats.psc.tables",
-    "formats.schema",
-    "formats.verify",
-    "collector.control.server",
+    "tcpkmon.formats.analysis",
+    "tcpkmon.formats.commands.decode",
+    "tcpkmon.formats.commands.export",
+    "tcpkmon.formats.commands.pmgraph",
+    "tcpkmon.formats.commands.repair",
+    "tcpkmon.formats.commands.verify",
+    "tcpkmon.formats.export.table_file",
+    "tcpkmon.formats.export.table_folder",
+    "tcpkmon.formats.klogger.logs",
+    "tcpkmon.formats.klogger.lines",
+    "tcpkmon.formats.klogger.tables",
+    "tcpkmon.formats.pmgraph.figure",
+    "tcpkmon.formats.pmgraph.gaps",
+    "tcpkmon.formats.pmgraph.pages",
+    "tcpkmon.formats.pmgraph.quantities",
+    "tcpkmon.formats.pmgraph.terminal",
+    "tcpkmon.formats.pmgraph.text",
+    "tcpkmon.formats.pmgraph.xgraph",
+    "tcpkmon.formats.psc.lines",
+    "tcpkmon.formats.psc.reader",
+    "tcpkmon.formats.psc.tables",
+    "tcpkmon.formats.schema",
+    "tcpkmon.formats.verify",
+    "tcpkmon.collector.control.server",
 )
 
 
@@ -194,7 +194,7 @@ def _preloaded() -> str:
 
 def _sanitized_job(asked: argparse.Namespace) -> Job:
     """The job of this process, whose program started it with the sanitizers' library."""
-    from formats.lines import native
+    from tcpkmon.formats.lines import native
 
     name, runs, seconds, memory, corpus = asked.job.split(",", 4)
     native.__file__ = os.environ["TCPKMON_FUZZ_LINES"]  # find_library() looks beside it

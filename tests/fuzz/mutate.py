@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from formats.base.errors import DamagedError
-from formats.magnet.control import MAGIC as MAGNET_MAGIC
-from formats.magnet.control import Block, decode, encode, encode_header, text_records
-from formats.magnet.layout import CONTROL, EVERY, HEADER, NATIVE, TEXT, Layout
+from tcpkmon.formats.base.errors import DamagedError
+from tcpkmon.formats.magnet.control import MAGIC as MAGNET_MAGIC
+from tcpkmon.formats.magnet.control import Block, decode, encode, encode_header, text_records
+from tcpkmon.formats.magnet.layout import CONTROL, EVERY, HEADER, NATIVE, TEXT, Layout
 
 Change = Callable[[bytes, Sequence[bytes], random.Random], bytes]
 MAGIC = b"KERNLOG\x01"

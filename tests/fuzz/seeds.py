@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from formats.base.changes import ChangeKind
-from formats.base.control import Change
-from formats.schema import format_schema, load
+from tcpkmon.formats.base.changes import ChangeKind
+from tcpkmon.formats.base.control import Change
+from tcpkmon.formats.schema import format_schema, load
 from tests.fuzz import folder_changes, segment_folders
 from tests.unit import psc_samples
 from tests.unit.captures import CaptureBuilder, classic_2000, clean_capture, full_capture

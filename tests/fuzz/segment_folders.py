@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from formats.base.errors import TcpkmonError
+from tcpkmon.formats.base.errors import TcpkmonError
 from tests.fuzz.mutate import mend
 
 READ, LOST, DAMAGED = 0, 3, 5
@@ -110,8 +110,8 @@ def _magnet_dumps(path: Path) -> None:
 
 def check(data: bytes, folder: Path) -> None:
     """Verify, open and decode a folder; what verify passes has no loss."""
-    import formats
-    from formats.registry import format_of, open_sources
+    import tcpkmon
+    from tcpkmon.formats.registry import format_of, open_sources
 
     unpack(data, folder)
     codes = set()
@@ -127,7 +127,7 @@ def check(data: bytes, folder: Path) -> None:
                 for batch in source.batches():
                     assert int(batch.serials[0]) > serial
                     serial = int(batch.serials[-1])
-    with suppress(TcpkmonError), formats.open(folder) as reader:
+    with suppress(TcpkmonError), tcpkmon.open(folder) as reader:
         for tables in reader.for_export("parquet").tables():
             assert all(table.num_rows >= 0 for table in tables.values())
         state = reader.lost, reader.damaged, reader.complete

@@ -28,9 +28,9 @@ from unittest.mock import patch
 
 import click
 
-from formats.base import cli
-from formats.base.cli import CLOCKS
-from formats.base.errors import DamagedError, TcpkmonError, UsageError
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.base.cli import CLOCKS
+from tcpkmon.formats.base.errors import DamagedError, TcpkmonError, UsageError
 
 READ, FAILED, REFUSED, LOST, DAMAGED = 0, 1, 2, 3, 5
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -131,16 +131,16 @@ def _pick(data: bytes, choices: tuple[Any, ...]) -> Any:
 
 
 def detect(data: bytes) -> None:
-    import formats
+    import tcpkmon
 
-    with suppress(TcpkmonError), formats.open(_stored(data)) as reader:
+    with suppress(TcpkmonError), tcpkmon.open(_stored(data)) as reader:
         assert reader.lost >= 0 and isinstance(reader.complete, bool)
         assert reader.damaged or all(isinstance(text, str) for text in reader.warnings)
 
 
 def verify(data: bytes) -> None:
     """The report; if it says that nothing is lost, every reader must agree."""
-    from formats.commands.verify import command
+    from tcpkmon.formats.commands.verify import command
 
     path = _stored(data)
     as_json = ["--json"] if zlib.crc32(data) % 8 else []
@@ -153,12 +153,12 @@ def verify(data: bytes) -> None:
 
 def agree(path: Path) -> None:
     """Every reader reads the file without complaint."""
-    import formats
-    from formats.registry import format_of
+    import tcpkmon
+    from tcpkmon.formats.registry import format_of
 
     file_format = format_of(path)
     (report,) = file_format.verify(path)
-    with formats.open(path) as reader:
+    with tcpkmon.open(path) as reader:
         for tables in reader.for_export("parquet").tables():
             assert all(table.num_rows for table in tables.values())
         state = (list(reader.warnings), reader.damaged, reader.lost)
@@ -183,8 +183,8 @@ def agree(path: Path) -> None:
 
 def repair(data: bytes) -> None:
     """A repaired file is as its report says, and its readers see no damage in it."""
-    import formats
-    from formats.registry import format_of
+    import tcpkmon
+    from tcpkmon.formats.registry import format_of
 
     path, new = _stored(data), _fresh()
     try:
@@ -199,7 +199,7 @@ def repair(data: bytes) -> None:
     assert again.exit_code == report.exit_code, (again.exit_code, report.exit_code)
     assert report.exit_code in {READ, LOST, DAMAGED}
     if report.exit_code != DAMAGED:
-        with formats.open(new) as reader:
+        with tcpkmon.open(new) as reader:
             assert not reader.damaged, f"repaired, but {list(reader.warnings)}"
 
 
@@ -207,8 +207,8 @@ def cut(data: bytes) -> None:
     """What is cut out of a file that verify passes is proven as that is; others are refused."""
     import numpy as np
 
-    from formats.psc.reader import open_capture
-    from formats.verify import cut_file, verify_file
+    from tcpkmon.formats.psc.reader import open_capture
+    from tcpkmon.formats.verify import cut_file, verify_file
 
     path, new = _stored(data), _fresh()
     try:
@@ -222,14 +222,14 @@ def cut(data: bytes) -> None:
 
 
 def export(path: Path, form: str) -> Answer:
-    from formats.commands.export import command
+    from tcpkmon.formats.commands.export import command
 
     output = ["-o", _fresh()] if form in ("parquet", "arrow") else []
     return ask(command, path, "--format", form, *output).check((READ, REFUSED, LOST, DAMAGED))
 
 
 def decode(path: Path, form: str, *more: str) -> Answer:
-    from formats.commands.decode import command
+    from tcpkmon.formats.commands.decode import command
 
     output = ["-o", _fresh()] if form == "parquet" else []
     return ask(command, path, "--format", form, *output, *more).check(
@@ -238,7 +238,7 @@ def decode(path: Path, form: str, *more: str) -> Answer:
 
 
 def draw(path: Path, *options: object, terminal: bool = False) -> Answer:
-    from formats.commands.pmgraph import command
+    from tcpkmon.formats.commands.pmgraph import command
 
     answer = ask(command, path, *options, terminal=terminal)
     answer.check((READ, FAILED, REFUSED, DAMAGED))  # failed: there is nothing to show
@@ -247,7 +247,7 @@ def draw(path: Path, *options: object, terminal: bool = False) -> Answer:
 
 
 def parse_magnet(path: Path, *options: object) -> Answer:
-    from formats.commands.magnet_parse import command
+    from tcpkmon.formats.commands.magnet_parse import command
 
     answer = ask(command, path, *options).check((READ, REFUSED, LOST, DAMAGED))
     widths = {line.count(b"\t") for line in answer.out.split(b"\n")[:-1]}
@@ -323,7 +323,7 @@ def picture(data: bytes) -> None:
 
 
 def analysis(data: bytes) -> None:
-    from formats.analysis import cpu_times, match_pairs, open_log
+    from tcpkmon.formats.analysis import cpu_times, match_pairs, open_log
 
     path = _stored(data)
     with suppress(TcpkmonError), open_log(path) as log:
@@ -338,9 +338,9 @@ def analysis(data: bytes) -> None:
 
 def latency(data: bytes) -> None:
     """Every byte is in one state, and no part is negative or more than the whole."""
-    from formats.analysis import open_log
-    from formats.analysis.latency import Latency
-    from formats.commands.latency import command
+    from tcpkmon.formats.analysis import open_log
+    from tcpkmon.formats.analysis.latency import Latency
+    from tcpkmon.formats.commands.latency import command
 
     path = _stored(data)
     options = _pick(data, ((), ("--json",), ("-o", _fresh("out.parquet"))))
@@ -354,9 +354,9 @@ def latency(data: bytes) -> None:
 
 def why(data: bytes) -> None:
     """Every interval has a length, and the limits of a connection fill its certain time."""
-    from formats.analysis.why import Source, tally
-    from formats.commands import connections
-    from formats.commands.why import command
+    from tcpkmon.formats.analysis.why import Source, tally
+    from tcpkmon.formats.commands import connections
+    from tcpkmon.formats.commands.why import command
 
     path = _stored(data)
     some, options = _pick(data, (
@@ -373,7 +373,7 @@ def why(data: bytes) -> None:
 
 def host(data: bytes) -> None:
     """The commands of HP-UX and UBC."""
-    from formats.commands import condense, translate
+    from tcpkmon.formats.commands import condense, translate
 
     path = _stored(data)
     command, options = _pick(data, (
@@ -386,7 +386,7 @@ def host(data: bytes) -> None:
 
 def disk(data: bytes) -> None:
     """Each request ends after it begins, and a queue has as many positions as it says, or fewer."""
-    from formats.analysis import open_log, queues, requests
+    from tcpkmon.formats.analysis import open_log, queues, requests
 
     with suppress(TcpkmonError), open_log(_stored(data)) as log:
         found = requests(log)
@@ -406,7 +406,7 @@ def disk(data: bytes) -> None:
 
 def calls(data: bytes) -> None:
     """Each call has a start before its exit, and each start and exit is counted once."""
-    from formats.analysis import match_calls, open_log
+    from tcpkmon.formats.analysis import match_calls, open_log
 
     with suppress(TcpkmonError), open_log(_stored(data)) as log:
         found = match_calls(log)
@@ -424,7 +424,7 @@ def _partner() -> bytes:
 
 def in_folder(data: bytes) -> None:
     """The log of CPU 0 beside a sound one of CPU 1."""
-    from formats.commands.verify import command
+    from tcpkmon.formats.commands.verify import command
 
     folder = _folder(os.getpid()) / "logs"
     folder.mkdir(exist_ok=True)
@@ -441,7 +441,7 @@ def in_folder(data: bytes) -> None:
 
 def schema(data: bytes) -> None:
     """Mistakes have places; what is accepted is the same when it is printed and read again."""
-    from formats.schema import format_schema, load_partly, parse, place_fields
+    from tcpkmon.formats.schema import format_schema, load_partly, parse, place_fields
 
     path = _stored(data, "in.conf")
     partial = load_partly([path])
@@ -456,8 +456,8 @@ def schema(data: bytes) -> None:
 
 @cache
 def _server(owner: int) -> Any:
-    from collector.control import server
-    from collector.control.server import ControlServer
+    from tcpkmon.collector.control import server
+    from tcpkmon.collector.control.server import ControlServer
 
     server.ROUND_S = 0.0  # else it answers 50 requests a second
     made = SimpleNamespace(wake=os.eventfd(0, os.EFD_NONBLOCK))
@@ -478,7 +478,7 @@ def _records() -> tuple[Any, Any]:
     """A layout of columns, and records with extreme values in them."""
     import numpy as np
 
-    from collector.plan.columns import (
+    from tcpkmon.collector.plan.columns import (
         EVENT,
         choose_columns,
         load_schema,
@@ -497,9 +497,9 @@ def _records() -> tuple[Any, Any]:
 
 def trigger(data: bytes) -> None:
     """A trigger is refused with places in its text, or it makes masks of any records."""
-    from collector.plan.trigger_watch import Watch
-    from collector.plan.triggers import compile_triggers
-    from formats.base.expressions import ExpressionError
+    from tcpkmon.collector.plan.trigger_watch import Watch
+    from tcpkmon.collector.plan.triggers import compile_triggers
+    from tcpkmon.formats.base.expressions import ExpressionError
 
     (layout, locations), rows = _records()
     text = data.decode(errors="surrogateescape")
@@ -517,7 +517,7 @@ def trigger(data: bytes) -> None:
 
 @cache
 def _checked(owner: int) -> Any:
-    from formats.analysis.check import Capture
+    from tcpkmon.formats.analysis.check import Capture
     from tests.unit.why_capture import write_capture
 
     return Capture(write_capture(_folder(owner) / "checked.pm", 200, 3, {50}))
@@ -525,8 +525,8 @@ def _checked(owner: int) -> Any:
 
 def assertion(data: bytes) -> None:
     """An assertion is refused with places in its text, or it has a result that can be printed."""
-    from formats.analysis.check import as_junit, as_lines, check, github_lines
-    from formats.base.expressions import ExpressionError
+    from tcpkmon.formats.analysis.check import as_junit, as_lines, check, github_lines
+    from tcpkmon.formats.base.expressions import ExpressionError
 
     capture = _checked(os.getpid())
     text = data.decode(errors="surrogateescape")
@@ -555,10 +555,10 @@ def _log(owner: int) -> Path:
 
 def where(data: bytes) -> None:
     """A condition on a log's events is refused in words, or it chooses among them."""
-    from formats.base.errors import UsageError
-    from formats.klogger.choose import Choice, parse_condition
-    from formats.klogger.logs import Logs
-    from formats.klogger.reader import LogReader
+    from tcpkmon.formats.base.errors import UsageError
+    from tcpkmon.formats.klogger.choose import Choice, parse_condition
+    from tcpkmon.formats.klogger.logs import Logs
+    from tcpkmon.formats.klogger.reader import LogReader
 
     text = data.decode(errors="surrogateescape")
     with LogReader(_log(os.getpid())) as reader:
@@ -573,8 +573,8 @@ def where(data: bytes) -> None:
 
 def fail_if(data: bytes) -> None:
     """A condition is refused with places in its text, or it is judged."""
-    from formats.analysis.diff import compare, judge, parse_conditions
-    from formats.base.expressions import ExpressionError
+    from tcpkmon.formats.analysis.diff import compare, judge, parse_conditions
+    from tcpkmon.formats.base.expressions import ExpressionError
 
     text = data.decode(errors="surrogateescape")
     try:
@@ -600,7 +600,7 @@ def _sound(owner: int) -> Path:
 
 def compared(data: bytes) -> None:
     """Against a sound capture: what cannot be read is refused."""
-    from formats.commands.diff import command
+    from tcpkmon.formats.commands.diff import command
 
     sides = (_sound(os.getpid()), _stored(data))
     options = _pick(data, (
@@ -614,9 +614,9 @@ def compared(data: bytes) -> None:
 
 def span(data: bytes) -> None:
     """Two marks that are there are found, or refused in words; what is cut out can be read."""
-    from formats.analysis.check import find_span, write_span
-    from formats.base.control import Mark
-    from formats.psc.reader import open_capture
+    from tcpkmon.formats.analysis.check import find_span, write_span
+    from tcpkmon.formats.base.control import Mark
+    from tcpkmon.formats.psc.reader import open_capture
 
     path, cut = _stored(data), _fresh()
     try:
@@ -644,7 +644,7 @@ def _dumps(owner: int) -> tuple[bytes, bytes]:
 
 def overlapping(data: bytes) -> None:
     """A dump in front of one that shares records with it, and behind one: read, or refused."""
-    import formats
+    import tcpkmon
 
     first, second = _dumps(os.getpid())
     for files in ((data, second), (first, data)):
@@ -653,7 +653,7 @@ def overlapping(data: bytes) -> None:
         for number, each in enumerate(files, 1):
             (folder / f"h-20261122T090000Z-{number:06}.pm").write_bytes(each)
         try:
-            with formats.open(folder) as capture:
+            with tcpkmon.open(folder) as capture:
                 assert len(capture.seq()) == len(capture)
                 assert capture.lost >= 0
         except TcpkmonError:
@@ -662,8 +662,8 @@ def overlapping(data: bytes) -> None:
 
 def config(data: bytes) -> None:
     """A configuration is refused with all mistakes, or each capture of it can be made."""
-    from collector.daemon.config import check, make_capture
-    from collector.daemon.toml_files import MOST_TOLD, Sources, parse
+    from tcpkmon.collector.daemon.config import check, make_capture
+    from tcpkmon.collector.daemon.toml_files import MOST_TOLD, Sources, parse
 
     try:
         file = parse(Path("x.toml"), data)
@@ -680,7 +680,7 @@ def config(data: bytes) -> None:
 @cache
 def _requests(owner: int) -> Any:
     """The daemon's socket, whose reload refuses."""
-    from collector.daemon.requests import Requests
+    from tcpkmon.collector.daemon.requests import Requests
 
     # For this alone: the live tests run in the same process as those that play the corpus.
     with patch.dict(os.environ, {"TCPKMON_RUN": os.fspath(_folder(owner) / "run")}):
@@ -715,11 +715,11 @@ def daemon_request(data: bytes) -> None:
 def worker_message(data: bytes) -> None:
     """What a capture's process sends is taken, or the process is cut off; all can be told, and no
     descriptor stays. Each line is a message; with b"+" before it, it has a descriptor."""
-    from collector.daemon.channel import pair
-    from collector.daemon.child import Child, State
-    from collector.daemon.held import Held
-    from collector.daemon.systemd import Systemd
-    from collector.daemon.telling import Telling
+    from tcpkmon.collector.daemon.channel import pair
+    from tcpkmon.collector.daemon.child import Child, State
+    from tcpkmon.collector.daemon.held import Held
+    from tcpkmon.collector.daemon.systemd import Systemd
+    from tcpkmon.collector.daemon.telling import Telling
 
     before = len(os.listdir("/proc/self/fd"))
     held = Held(Systemd({}), "a", {})
@@ -747,9 +747,9 @@ def answer(data: bytes) -> None:
     """What a collector answers is shown, or refused in words."""
     from rich.console import Console
 
-    from collector.commands import openmetrics, status
-    from collector.commands.top_screen import Screen
-    from collector.control.client import making_sense, parse_answer
+    from tcpkmon.collector.commands import openmetrics, status
+    from tcpkmon.collector.commands.top_screen import Screen
+    from tcpkmon.collector.control.client import making_sense, parse_answer
 
     try:
         found = parse_answer(data)

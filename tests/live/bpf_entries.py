@@ -8,9 +8,9 @@ import errno
 import struct
 from collections.abc import Iterator
 
-from collector.linux.bpf import map_lookup
-from collector.linux.syscalls import address
-from collector.linux.syscalls import bpf as call_bpf
+from tcpkmon.collector.linux.bpf import map_lookup
+from tcpkmon.collector.linux.syscalls import address
+from tcpkmon.collector.linux.syscalls import bpf as call_bpf
 
 GET_NEXT_KEY = 4
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import formats
-from collector.lab.lab import Lab
-from collector.lab.pair import (  # noqa: F401  (tests take them from here)
+import tcpkmon
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.lab.pair import (  # noqa: F401  (tests take them from here)
     Pair,
     connected,
     family_of,
@@ -32,8 +32,8 @@ from collector.lab.pair import (  # noqa: F401  (tests take them from here)
     make_socket,
     receive,
 )
-from formats.base import control
-from formats.psc.reader import Capture
+from tcpkmon.formats.base import control
+from tcpkmon.formats.psc.reader import Capture
 
 if TYPE_CHECKING:
     from tests.live.forked import Forked
@@ -50,7 +50,7 @@ DRIVER = """
 import signal, sys
 from dataclasses import replace
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from collector.commands import collect
+from tcpkmon.collector.commands import collect
 kinds = sys.argv.pop(1)
 run = collect.run
 if kinds:
@@ -265,7 +265,7 @@ def within(lab: Lab) -> tuple[str, ...]:
 
 def read(path: Path, errors: str = "") -> Outcome:
     """What a capture's file holds."""
-    capture = formats.open(path)
+    capture = tcpkmon.open(path)
     mask = ~capture.control()
     columns = {name: column[mask] for name, column in capture.columns(capture.names).items()}
     assert capture.schema is not None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.ring.rings import TRANSPORTS
+from tcpkmon.collector.ring.rings import TRANSPORTS
 
 HERE = Path(__file__).parent
 GUEST = "TCPKMON_GUEST" in os.environ

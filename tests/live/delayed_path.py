@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from collector.lab.lab import DEVICE, Lab
+from tcpkmon.collector.lab.lab import DEVICE, Lab
 
 _TUNSETIFF, _TUN, _NO_HEAD = 0x400454CA, 0x0001, 0x1000
 _NAME = "delay"

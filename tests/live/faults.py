@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import formats
-from collector.linux.netns import CLONE_NEWNET, run_inside
-from collector.linux.syscalls import bpf
-from formats.verify import verify_file
+import tcpkmon
+from tcpkmon.collector.linux.netns import CLONE_NEWNET, run_inside
+from tcpkmon.collector.linux.syscalls import bpf
+from tcpkmon.formats.verify import verify_file
 from tests.live.flooding import CALLS, MEMORY_BYTES, PERIOD, STOP
 
 BIN = Path(sys.executable).parent
@@ -441,7 +441,7 @@ def cpus() -> list[int]:
 
 def check_flood(path: Path, flood: Flood) -> int:
     """Every record of the file is the call that its CPU and serial say; returns their number."""
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         calls = capture.column("location") == RECEIVE_CALL
         values = capture.column("callvalue")[calls].astype(np.int64)
         cpu = capture.column("cpu")[calls]
@@ -457,7 +457,7 @@ def check_flood(path: Path, flood: Flood) -> int:
 
 def check_sequence(path: Path) -> int:
     """Values and serials of a file's calls, all of one CPU, rise together; returns their number."""
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         calls = capture.column("location") == RECEIVE_CALL
         values = capture.column("callvalue")[calls].astype(np.int64)
         serial = capture.column("serial")[calls].astype(np.int64)

@@ -14,9 +14,9 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from collector.commands import collect
-from collector.plan.request import Request
-from collector.session import session
+from tcpkmon.collector.commands import collect
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.session import session
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([__name__])

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.lab.lab import DEVICE, Lab
-from collector.lab.namespaces import Side
+from tcpkmon.collector.lab.lab import DEVICE, Lab
+from tcpkmon.collector.lab.namespaces import Side
 from tests.live.capturing import (
     WAIT_S,
     Pair,

@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from formats.klogger.batch import LogBatch
-from formats.klogger.merge import merge_logs
-from formats.klogger.reader import LogReader
-from formats.klogger.table import LogEvent, native
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.merge import merge_logs
+from tcpkmon.formats.klogger.reader import LogReader
+from tcpkmon.formats.klogger.table import LogEvent, native
 from tests.live.capturing import WAIT_S, Running
 
 Record = dict[str, Any]

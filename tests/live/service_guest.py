@@ -35,10 +35,10 @@ group = "tcpkmon"
 COUNT = """
 import sys
 from pathlib import Path
-import formats
+import tcpkmon
 total = 0
 for path in Path(sys.argv[1]).glob("*.pm*"):
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         total += int((capture.column("location") == 9).sum())  # SEND_CALL
 print(total)
 """

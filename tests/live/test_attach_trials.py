@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from collector.linux import bpf
-from collector.linux.btf import Btf, Kind
-from collector.loader import attach_trials
-from collector.loader.attach_trials import Probing
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.btf import Btf, Kind
+from tcpkmon.collector.loader import attach_trials
+from tcpkmon.collector.loader.attach_trials import Probing
 from tests.descriptors import descriptors
 
 

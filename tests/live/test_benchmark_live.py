@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from collector.commands import event_cost
-from collector.commands.event_cost import measure, shipped_names
-from collector.commands.tcpkmon import command
-from collector.linux import bpf
-from formats.base.cli import run
-from formats.base.errors import KernelError, PrivilegeError, UsageError
+from tcpkmon.collector.commands import event_cost
+from tcpkmon.collector.commands.event_cost import measure, shipped_names
+from tcpkmon.collector.commands.tcpkmon import command
+from tcpkmon.collector.linux import bpf
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import KernelError, PrivilegeError, UsageError
 from tests.descriptors import descriptors
 
 ALL_TYPES = """

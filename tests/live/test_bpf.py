@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from collector.linux import bpf
-from collector.linux.btf import Btf
-from collector.loader.programs import attach_type_id, load_code
-from formats.base.errors import KernelError
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.loader.programs import attach_type_id, load_code
+from tcpkmon.formats.base.errors import KernelError
 from tests.live.bpf_entries import entries_of
 
 

@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import formats
-from collector.control.choosing import choose
-from collector.control.client import Client
-from collector.loader.prepare import Wish, decide
-from collector.plan.budget import is_in_sample
-from formats.base.changes import ChangeKind
-from formats.base.control import Change
-from formats.verify import verify_file
+import tcpkmon
+from tcpkmon.collector.control.choosing import choose
+from tcpkmon.collector.control.client import Client
+from tcpkmon.collector.loader.prepare import Wish, decide
+from tcpkmon.collector.plan.budget import is_in_sample
+from tcpkmon.formats.base.changes import ChangeKind
+from tcpkmon.formats.base.control import Change
+from tcpkmon.formats.verify import verify_file
 from tests.live.capturing import Records, Running, capturing, wait_until
 
 CONNECTIONS = 48
@@ -119,7 +119,7 @@ def test_steps_samples_and_back(tmp_path: Path) -> None:
     steps = outcome.capture.settings["budget"]["steps"]
     assert steps[0].startswith("CONG_STATE"), "a step for calls would leave out nothing here"
     assert steps[1:] == [f"all but 1/{2**n} of the connections" for n in range(1, 7)]
-    with formats.open(path) as capture_file:
+    with tcpkmon.open(path) as capture_file:
         found = [entry for _, entry in capture_file.controls() if isinstance(entry, Change)]
     levels = [one for one in found if one.kind == ChangeKind.SHED]
     most = shown["shed_level"]

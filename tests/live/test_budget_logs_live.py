@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import formats
-from collector.control.choosing import choose
-from collector.control.client import Client
-from collector.plan.budget import is_in_sample
-from formats.base.changes import ChangeKind
-from formats.base.control import Change
-from formats.klogger.batch import changes_of
-from formats.klogger.reader import LogReader
-from formats.magnet.control import CHANGE
-from formats.magnet.header import MagnetFile
-from formats.magnet.walk import Entry, Walk
-from formats.registry import format_of
-from formats.verify import Report
+import tcpkmon
+from tcpkmon.collector.control.choosing import choose
+from tcpkmon.collector.control.client import Client
+from tcpkmon.collector.plan.budget import is_in_sample
+from tcpkmon.formats.base.changes import ChangeKind
+from tcpkmon.formats.base.control import Change
+from tcpkmon.formats.klogger.batch import changes_of
+from tcpkmon.formats.klogger.reader import LogReader
+from tcpkmon.formats.magnet.control import CHANGE
+from tcpkmon.formats.magnet.header import MagnetFile
+from tcpkmon.formats.magnet.walk import Entry, Walk
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify import Report
 from tests.live.capturing import WAIT_S, Running, wait_until
 from tests.live.test_budget_live import CONNECTIONS, Load, level_of
 
@@ -69,7 +69,7 @@ def rows_of(path: Path, name: str) -> tuple[NDArray[np.int64], list[int]]:
     """Times and connections of an event's records; name: as a log or a MAGNeT file has it."""
     times: list[int] = []
     ids: list[int] = []
-    with formats.open(path) as log:
+    with tcpkmon.open(path) as log:
         for reader in log.readers:
             for batch in reader.batches():
                 event = batch.format.find_event(name)
@@ -199,7 +199,7 @@ def test_whole_sockets_of_the_schema_network(tmp_path: Path) -> None:
     check(path, errors, 1)
     assert "step 4 of 9 leaves out all but 1/2 of the connections" in errors
     steps = changes_in(path)
-    with formats.open(path) as log:
+    with tcpkmon.open(path) as log:
         found: dict[bool, set[int]] = {False: set(), True: set()}
         for batch in (batch for reader in log.readers for batch in reader.batches()):
             event = batch.format.event("TCP_SENDPACKET")

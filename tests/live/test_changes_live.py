@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from collector.control.client import Client
-from collector.control.client import Collector as Listening
-from collector.linux import bpf
-from formats.base.changes import ChangeKind
-from formats.base.control import Change
-from formats.psc.reader import open_capture
-from formats.registry import format_of
+from tcpkmon.collector.control.client import Client
+from tcpkmon.collector.control.client import Collector as Listening
+from tcpkmon.collector.linux import bpf
+from tcpkmon.formats.base.changes import ChangeKind
+from tcpkmon.formats.base.control import Change
+from tcpkmon.formats.psc.reader import open_capture
+from tcpkmon.formats.registry import format_of
 from tests.live.faults import WAIT_S, Collector, Space, map_fd, wait_until
 
 NAME = "SEGMENT_RECEIVED"

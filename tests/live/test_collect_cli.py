@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-import formats
+import tcpkmon
 from tests.live.faults import (
     COLLECT,
     WAIT_S,
@@ -34,7 +34,7 @@ from tests.live.faults import (
 
 AS_NOBODY = """
 import os, sys
-from collector.commands.collect import import_quietly, main
+from tcpkmon.collector.commands.collect import import_quietly, main
 import_quietly()
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 sys.argv[0] = "collect"
@@ -42,8 +42,8 @@ main()
 """
 WITHOUT_CAPABILITIES = """
 import sys
-from collector.commands.collect import import_quietly, main
-from collector.linux.privileges import drop_capabilities
+from tcpkmon.collector.commands.collect import import_quietly, main
+from tcpkmon.collector.linux.privileges import drop_capabilities
 import_quietly()
 drop_capabilities(())
 sys.argv[0] = "collect"
@@ -288,7 +288,7 @@ def test_printed_records(space: Space, folder: Path) -> None:
         done = collector.finish()
     assert done.code == 0, done.stderr
     lines = (folder / "text").read_text().splitlines()
-    with formats.open(folder / "x.pm") as capture:
+    with tcpkmon.open(folder / "x.pm") as capture:
         records = ~capture.control()
         assert len(lines) == records.sum()
         names = [capture.location_name(n) for n in capture.column("location")[records].tolist()]

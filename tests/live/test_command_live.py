@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from collector.lab.lab import Lab
-from collector.session.command import Command, Identity, find_caller
-from formats.base.errors import UsageError
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.session.command import Command, Identity, find_caller
+from tcpkmon.formats.base.errors import UsageError
 from tests.live.faults import COLLECT, run
 
 WAIT_S = 60.0

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from collector.control.access import group_name
-from collector.control.choosing import choose
-from collector.control.client import Client
-from formats.registry import format_of
+from tcpkmon.collector.control.access import group_name
+from tcpkmon.collector.control.choosing import choose
+from tcpkmon.collector.control.client import Client
+from tcpkmon.formats.registry import format_of
 from tests.live.faults import COLLECT, GUEST, environment, wait_until
 from tests.live.test_control_live import GROUP, Session, folder
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from collector.control.access import group_name
-from collector.control.choosing import choose
-from collector.control.client import Client
-from collector.control.server import ControlServer
-from collector.linux.privileges import capability_sets
-from formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.collector.control.access import group_name
+from tcpkmon.collector.control.choosing import choose
+from tcpkmon.collector.control.client import Client
+from tcpkmon.collector.control.server import ControlServer
+from tcpkmon.collector.linux.privileges import capability_sets
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 from tests.live.capturing import wait_until
 from tests.live.schema_logs import logging
 from tests.live.test_magnet_file import start, stop
@@ -100,8 +100,8 @@ def session(folder: Path) -> Iterator[Session]:
 # Imported while it is root: the tests' own folder need not be one that others may read.
 AS_USER = """
 import os, sys
-import collector.control.client
-from collector.commands.tcpkmon import main
+import tcpkmon.collector.control.client
+from tcpkmon.collector.commands.tcpkmon import main
 uid, gid, *groups = [int(word) for word in sys.argv.pop(1).split(",")]
 os.setgroups(groups)
 os.setresgid(gid, gid, gid)

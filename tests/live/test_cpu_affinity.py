@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux import cpu_affinity
-from collector.linux.cpu_affinity import Placing
-from collector.linux.privileges import run_first
+from tcpkmon.collector.linux import cpu_affinity
+from tcpkmon.collector.linux.cpu_affinity import Placing
+from tcpkmon.collector.linux.privileges import run_first
 from tests.live.capturing import capturing, wait_until
 
 CPUS = sorted(os.sched_getaffinity(0))

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from formats.registry import format_of
+from tcpkmon.formats.registry import format_of
 from tests.live.daemons import Daemon
 from tests.live.faults import GUEST, Flood, Space, wait_until
 from tests.live.test_daemon_live import calls_in

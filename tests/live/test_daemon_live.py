@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-import formats
-from formats.base.changes import ChangeKind
-from formats.base.control import Change
-from formats.psc.reader import open_capture
-from formats.registry import format_of
-from formats.verify import verify_file
+import tcpkmon
+from tcpkmon.formats.base.changes import ChangeKind
+from tcpkmon.formats.base.control import Change
+from tcpkmon.formats.psc.reader import open_capture
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify import verify_file
 from tests.live.daemons import Daemon
 from tests.live.faults import RECEIVE_CALL, Flood, Space, verify, wait_until
 
@@ -45,7 +45,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 
 def calls_in(path: Path) -> int:
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         return int((capture.column("location") == RECEIVE_CALL).sum())
 
 
@@ -102,7 +102,7 @@ def test_the_next_file_names_the_filters(daemon: Daemon, space: Space) -> None:
 
 def numbers_in(path: Path) -> set[int]:
     """The numbers of a flood's calls."""
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         is_call = capture.column("location") == RECEIVE_CALL
         return {int(value) - 1 for value in capture.column("callvalue")[is_call]}
 

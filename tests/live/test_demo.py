@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-import formats
-from collector.commands.demo import command
-from collector.lab.demo import CAPTURE, PICTURE, prepare_folder
-from collector.lab.demo_report import read_flows
-from collector.linux import netns
-from formats.base.cli import run
+import tcpkmon
+from tcpkmon.collector.commands.demo import command
+from tcpkmon.collector.lab.demo import CAPTURE, PICTURE, prepare_folder
+from tcpkmon.collector.lab.demo_report import read_flows
+from tcpkmon.collector.linux import netns
+from tcpkmon.formats.base.cli import run
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -63,14 +63,17 @@ def test_the_demo_shows_real_transfers(tmp_path: Path) -> None:
     assert len(rows) >= 2
     assert flows[0].acked_bytes > 10_000
     assert flows[0].cwnd_bytes.max() > flows[0].cwnd_bytes.min() > 0
-    with formats.open(tmp_path / "out" / "demo.pm") as capture:
+    with tcpkmon.open(tmp_path / "out" / "demo.pm") as capture:
         assert capture.complete
         assert not capture.damaged
 
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """An environment with tcpkmon from a wheel; what it depends on comes from this one."""
+    """An environment with tcpkmon from a wheel; what it depends on comes from this one.
+
+    Packages of others in it have the names of our folders.
+    """
     source, place = tmp_path / "source", tmp_path / "environment"
     without = shutil.ignore_patterns(".*", "build", "*.egg-info", "*.so")
     shutil.copytree(ROOT, source, ignore=without)
@@ -82,6 +85,8 @@ def installed(tmp_path: Path) -> Path:
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(place)}))
     # Folders named in a .pth file come last, and their own .pth files (our checkout) do not count.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    for name in ("bpf", "collector", "formats", "tests"):
+        (site / f"{name}.py").write_text("raise SystemExit(f'imported {__name__}')")
     (wheel,) = tmp_path.glob("tcpkmon-*.whl")
     python = str(place / "bin" / "python")
     install = ["--python", python, "install", "--no-deps", "--no-index", str(wheel)]
@@ -93,15 +98,17 @@ def installed(tmp_path: Path) -> Path:
 def test_the_demo_of_a_wheel(tmp_path: Path, installed: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    python, ask = installed.with_name("python"), "import collector; print(collector.__file__)"
+    python, ask = installed.with_name("python"), "import tcpkmon; print(tcpkmon.__file__)"
     found = subprocess.check_output([str(python), "-c", ask], cwd=elsewhere, text=True)
     assert Path(found).is_relative_to(installed.parents[1])
+    told = subprocess.check_output([str(installed), "--version"], cwd=elsewhere, text=True)
+    assert told.startswith("tcpkmon, ")
     process = start(Path("out"), installed, elsewhere)
     told, complained = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, complained
     assert f"{os.path.relpath(installed.parent, elsewhere)}/pmgraph out/demo.pm" in told
     assert (elsewhere / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
-    with formats.open(elsewhere / "out" / "demo.pm") as capture:
+    with tcpkmon.open(elsewhere / "out" / "demo.pm") as capture:
         assert capture.complete
 
 

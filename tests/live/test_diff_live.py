@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from collector.klogger import start
-from collector.lab.lab import Bottleneck, Lab
-from collector.lab.pair import join, listening
+from tcpkmon.collector.capturing import start
+from tcpkmon.collector.lab.lab import Bottleneck, Lab
+from tcpkmon.collector.lab.pair import join, listening
 from tests.live.delayed_path import delayed
 
 SERVER = "10.77.0.2"

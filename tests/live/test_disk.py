@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from formats.registry import format_of
+from tcpkmon.formats.registry import format_of
 from tests.live.faults import (
     COUNTED,
     GUEST,

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collector.writer.direct_io import LEAST_BYTES, PIECE_BYTES, alignment
-from collector.writer.file_sink import Calls, FileSink
-from collector.writer.spool import Spool
-from collector.writer.tape import Account
-from formats.verify import verify_file
+from tcpkmon.collector.writer.direct_io import LEAST_BYTES, PIECE_BYTES, alignment
+from tcpkmon.collector.writer.file_sink import Calls, FileSink
+from tcpkmon.collector.writer.spool import Spool
+from tcpkmon.collector.writer.tape import Account
+from tcpkmon.formats.verify import verify_file
 from tests.live.faults import Collector, Flood, Space, check_flood, cpus, verify, wait_until
 from tests.live.test_output_live import CPUS, Capture, finish
 

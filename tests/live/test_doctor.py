@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from collector.commands.doctor import command
-from collector.loader.compiler import SUFFIX
-from collector.loader.prepare import Wish, prepare
+from tcpkmon.collector.commands.doctor import command
+from tcpkmon.collector.loader.compiler import SUFFIX
+from tcpkmon.collector.loader.prepare import Wish, prepare
 
 
 def test_it_can_capture_and_the_program_is_in_the_cache_then(
@@ -37,7 +37,7 @@ def test_a_program_that_does_not_compile_is_told(
 ) -> None:
     broken = tmp_path / "child.py"
     broken.write_text("raise SystemExit('no compiler here')\n")
-    monkeypatch.setattr("collector.loader.compiler.CHILD", broken)
+    monkeypatch.setattr("tcpkmon.collector.loader.compiler.CHILD", broken)
     monkeypatch.setenv("TCPKMON_CACHE", str(tmp_path))
     asked = CliRunner().invoke(command, [], standalone_mode=False)
     assert asked.return_value == 4

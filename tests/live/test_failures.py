@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from formats.registry import format_of
-from formats.verify import Report
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify import Report
 from tests.live.faults import Space, run
 
 # The first word is Python that runs before the command line.
 DRIVER = """
 import sys
 exec(sys.argv.pop(1))
-from collector.commands import collect
+from tcpkmon.collector.commands import collect
 sys.argv[0] = "collect"
 collect.main()
 """
 # After the start no descriptor is left: whatever wants to open one gets EMFILE.
 NO_DESCRIPTORS = """
 import os, resource
-from collector.session.overseer import Overseer
+from tcpkmon.collector.session.overseer import Overseer
 ready = Overseer.ready
 def _ready(self):
     used = max(int(name) for name in os.listdir("/proc/self/fd"))
@@ -40,7 +40,7 @@ def _ready(self):
 Overseer.ready = _ready
 """
 FAILING = """
-from collector.{module} import {name}
+from tcpkmon.collector.{module} import {name}
 def fail(*_):
     raise RuntimeError("it broke")
 {name}.{method} = fail

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from capturing import capturing, within
 
-from collector.lab.lab import Lab
-from collector.lab.namespaces import Side
-from collector.lab.pair import listening
-from formats.analysis.why import connections, rows_of
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.lab.namespaces import Side
+from tcpkmon.collector.lab.pair import listening
+from tcpkmon.formats.analysis.why import connections, rows_of
 
 SENT, ANSWERED = 20_000, 3_000
 FAST_OPEN, MSG_FASTOPEN = 23, 0x20000000

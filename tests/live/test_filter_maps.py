@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from collector.lab.lab import Lab
-from collector.linux import bpf
-from collector.plan.filters import parse
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.plan.filters import parse
 
 HASH, ARRAY, LPM_TRIE = 1, 2, 11
 NO_PREALLOC = 1

@@ -23,11 +23,11 @@ from capturing import (
     within,
 )
 
-from collector.lab import traffic
-from collector.lab.lab import Lab
-from collector.lab.namespaces import Side
-from collector.lab.traffic import Workload
-from collector.plan.filters import find_cgroup
+from tcpkmon.collector.lab import traffic
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.lab.namespaces import Side
+from tcpkmon.collector.lab.traffic import Workload
+from tcpkmon.collector.plan.filters import find_cgroup
 
 ROUNDS = 3
 V4, V6, MAPPED, LOCAL = 5001, 5002, 5003, 5004

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux import bpf
-from collector.loader.capture_maps import Kernel
-from collector.loader.prepare import prepare, wish_of
-from collector.plan import engine_config
-from collector.plan.filters import PIDS, parse
-from collector.plan.request import Request
-from collector.ring.rings import DEFAULT_TRANSPORT
-from formats.base.errors import UsageError
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.loader.capture_maps import Kernel
+from tcpkmon.collector.loader.prepare import prepare, wish_of
+from tcpkmon.collector.plan import engine_config
+from tcpkmon.collector.plan.filters import PIDS, parse
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
+from tcpkmon.formats.base.errors import UsageError
 from tests.live.capturing import Outcome, capturing, read
 from tests.live.faults import COLLECT, run
 

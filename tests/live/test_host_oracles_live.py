@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from collector import klogger
-from formats.analysis import open_log
-from formats.history import condense
-from formats.verify import verify_folder
+from tcpkmon.collector import capturing
+from tcpkmon.formats.analysis import open_log
+from tcpkmon.formats.history import condense
+from tcpkmon.formats.verify import verify_folder
 from tests.live.disk_workload import ROOT, Device, loop_device, read_blocks, slowed
 from tests.live.schema_logs import logging
 
@@ -110,7 +110,7 @@ def test_lossy_buffers(tmp_path: Path) -> None:
     """U5: what is missing from all buffers is what the ledger lost; lossy ones can be left out."""
     flood = ["sh", "-c", "for i in $(seq 200); do /bin/true; done"]
     path = tmp_path / "log"
-    with klogger.start("sched", path, buffer_mb=1 / 64) as capture:
+    with capturing.start("sched", path, buffer_mb=1 / 64) as capture:
         os.kill(capture.pid, signal.SIGSTOP)
         try:
             subprocess.run(flood, check=True)

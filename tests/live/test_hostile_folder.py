@@ -32,8 +32,8 @@ rotation = {{ size = "1M" }}
 listen = "unix:@/metrics.sock"
 """
 KLOGGER = """
-from collector import klogger
-klogger.start('sched', 'api', duration_s=0.2, force=True).wait()
+from tcpkmon.collector import capturing
+capturing.start('sched', 'api', duration_s=0.2, force=True).wait()
 """
 
 

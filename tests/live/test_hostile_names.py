@@ -9,7 +9,7 @@ import unicodedata
 from pathlib import Path
 from xml.etree import ElementTree
 
-import formats
+import tcpkmon
 from tests.live.faults import GUEST, PMGRAPH, Collector, Space, run, verify
 
 NAMES = (
@@ -63,7 +63,7 @@ def test_hostile_command_names(tmp_path: Path) -> None:
         done = collector.finish()
     assert done.code == 0, done.stderr
     # The names are in the file, as the kernel gave them.
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         records = ~capture.control()
         names = {bytes(name).split(b"\0")[0] for name in capture.column("comm")[records]}
     assert {name[:15] for name in NAMES} <= names

@@ -15,7 +15,7 @@ import pytest
 from capturing import capturing, connected, listening, make_socket, receive, wait_until, within
 from test_oracle_ss import tcp_info
 
-from collector.lab.lab import Lab
+from tcpkmon.collector.lab.lab import Lab
 
 NETLINK_XFRM = 6
 ACK = 16

@@ -8,12 +8,12 @@ import pytest
 from bpf_entries import entries_of
 from capturing import join, listening, wait_until
 
-from collector.lab.lab import Lab
-from collector.loader import program
-from collector.loader.bytecode import Cast, cast_freely
-from collector.loader.capture_maps import Kernel
-from collector.loader.prepare import Prepared, Wish, prepare
-from collector.plan.filters import parse
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.loader import program
+from tcpkmon.collector.loader.bytecode import Cast, cast_freely
+from tcpkmon.collector.loader.capture_maps import Kernel
+from tcpkmon.collector.loader.prepare import Prepared, Wish, prepare
+from tcpkmon.collector.plan.filters import parse
 
 ROW = np.dtype([("sk", "=u8"), ("id", "=u8"), ("comm", "S16"), ("pid", "=u4"), ("ports", "=u4"),
                 ("looked", "=u4"), ("entered", "=u4"), ("unused", "=u8", 2)])  # fmt: skip

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux import kernel_constants
-from collector.linux.btf import Btf
+from tcpkmon.collector.linux import kernel_constants
+from tcpkmon.collector.linux.btf import Btf
 
 TCP_WMEM = Path("/proc/sys/net/ipv4/tcp_wmem")
 # A reset instead of TIME_WAIT: the trials leave nothing behind.

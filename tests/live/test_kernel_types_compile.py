@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux.btf import Btf
-from collector.plan import kernel_types
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.plan import kernel_types
 
 STUB = Path(__file__).parents[2] / "bpf/include/stub"
 NAMED = [

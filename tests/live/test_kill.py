@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import formats
-from collector.ring.rings import TRANSPORTS
-from formats.base import control
-from formats.psc.reader import Capture
+import tcpkmon
+from tcpkmon.collector.ring.rings import TRANSPORTS
+from tcpkmon.formats.base import control
+from tcpkmon.formats.psc.reader import Capture
 from tests.live.faults import (
     COUNTED,
     FULL,
@@ -62,7 +62,7 @@ def is_gone(program: int) -> bool:
 
 def before_checkpoint(path: Path) -> tuple[int, int]:
     """What the last whole checkpoint says is in the file, and what stands before it, in records."""
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         location = capture.column("location").tolist()
         rows = capture.array
         heads = [i for i, n in enumerate(location) if n == control.Checkpoint.location]

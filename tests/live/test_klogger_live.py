@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from collector import klogger
-from formats.analysis import match_pairs, open_log
-from formats.base.errors import TcpkmonError, UsageError
-from formats.verify import verify_folder
+from tcpkmon.collector import capturing
+from tcpkmon.formats.analysis import match_pairs, open_log
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.formats.verify import verify_folder
 from tests.live.faults import WAIT_S, environment
 from tests.unit.test_analysis_example import programs
 
@@ -33,10 +33,10 @@ def watch(number: int) -> None:
 def test_a_capture_under_control(tmp_path: Path, rings: str) -> None:
     folder = tmp_path / "log"
     options = ("--rings", rings)
-    with klogger.start(
+    with capturing.start(
         "stopwatch", folder, buffer_mb=0.5, low_water=60, options=options
     ) as capture:
-        assert klogger.attach(capture.pid).status()["rings"] == rings
+        assert capturing.attach(capture.pid).status()["rings"] == rings
         watch(1)
         capture.mark(77)
         with pytest.raises(TcpkmonError, match="cannot change while logging is on"):
@@ -89,11 +89,11 @@ def test_what_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "collector.py").write_text("raise SystemExit(99)")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="nothing"):
-        klogger.start(tmp_path / "nothing", tmp_path / "log")
+        capturing.start(tmp_path / "nothing", tmp_path / "log")
     assert not (tmp_path / "log").exists()
     (tmp_path / "kernlog.dump.cpu0").write_bytes(b"")
     with pytest.raises(TcpkmonError, match="holds a log already"):
-        klogger.start("stopwatch", tmp_path)
+        capturing.start("stopwatch", tmp_path)
 
 
 def run(name: str, folder: Path) -> str:

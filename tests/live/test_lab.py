@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from collector.lab import traffic
-from collector.lab.lab import Bottleneck, Lab
-from collector.lab.namespaces import Side, remove_stale
-from collector.lab.traffic import Workload
-from collector.linux import netns
-from formats.base.errors import PrivilegeError, TcpkmonError, UsageError
+from tcpkmon.collector.lab import traffic
+from tcpkmon.collector.lab.lab import Bottleneck, Lab
+from tcpkmon.collector.lab.namespaces import Side, remove_stale
+from tcpkmon.collector.lab.traffic import Workload
+from tcpkmon.collector.linux import netns
+from tcpkmon.formats.base.errors import PrivilegeError, TcpkmonError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 120.0
@@ -61,7 +61,7 @@ def test_a_lab_cleans_up_after_an_error() -> None:
 
 SLEEPER = """
 import signal, sys
-from collector.lab.lab import Lab
+from tcpkmon.collector.lab.lab import Lab
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with Lab() as lab:
     print(lab.a.name, lab.b.name, flush=True)

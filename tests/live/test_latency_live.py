@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.lab.lab import DEVICE, Lab
-from formats.analysis import open_log
-from formats.analysis.latency import Latency, Summary, find_flows, make_report
-from formats.analysis.latency.parts import Measured
-from formats.analysis.latency.report import Flow
-from formats.analysis.latency.stages import CHAINS, Chain, State
+from tcpkmon.collector.lab.lab import DEVICE, Lab
+from tcpkmon.formats.analysis import open_log
+from tcpkmon.formats.analysis.latency import Latency, Summary, find_flows, make_report
+from tcpkmon.formats.analysis.latency.parts import Measured
+from tcpkmon.formats.analysis.latency.report import Flow
+from tcpkmon.formats.analysis.latency.stages import CHAINS, Chain, State
 from tests.live.capturing import ROOT, Pair, connected, join, listening, receive, within
 from tests.live.schema_logs import Logging
 
@@ -377,7 +377,7 @@ def test_collect_prints_it_at_the_end(tmp_path: Path) -> None:
 
 
 def run(name: str, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    script = f"from collector.commands import {name}; {name}.main()"
+    script = f"from tcpkmon.collector.commands import {name}; {name}.main()"
     return subprocess.run(
         [sys.executable, "-c", script, *words], cwd=ROOT, capture_output=True, text=True,
         timeout=100, check=False,

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collector.lab.counters import counters
-from collector.lab.lab import DEVICE, Lab
-from collector.lab.link import FATES, Link, Way, Wire
-from collector.lab.pair import connected
-from formats.base.errors import KernelError
+from tcpkmon.collector.lab.counters import counters
+from tcpkmon.collector.lab.lab import DEVICE, Lab
+from tcpkmon.collector.lab.link import FATES, Link, Way, Wire
+from tcpkmon.collector.lab.pair import connected
+from tcpkmon.formats.base.errors import KernelError
 
 _RCVBUFFORCE = 33
 Times = list[tuple[int, float, float]]

@@ -27,10 +27,10 @@ from capturing import (
 )
 from test_oracle_ss import tcp_info
 
-from collector.lab.counters import counters, losing
-from collector.lab.lab import Lab
-from collector.linux.btf import Btf, Kind
-from collector.loader.attach_trials import Probing
+from tcpkmon.collector.lab.counters import counters, losing
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.linux.btf import Btf, Kind
+from tcpkmon.collector.loader.attach_trials import Probing
 
 CALLS = ("--locations", "default,SEND_CALL,RECEIVE_CALL,RCV_SPACE_ADJUST")
 ALL = ("--columns", "all", *CALLS)

@@ -10,9 +10,9 @@ import socket
 import time
 from pathlib import Path
 
-from formats.analysis import open_log
-from formats.base.segments import find_segments
-from formats.registry import format_of
+from tcpkmon.formats.analysis import open_log
+from tcpkmon.formats.base.segments import find_segments
+from tcpkmon.formats.registry import format_of
 from tests.live.faults import Collector, wait_until
 
 MS = 1_000_000

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from formats.analysis import open_log
-from formats.base.segments import find_segments
-from formats.registry import format_of
+from tcpkmon.formats.analysis import open_log
+from tcpkmon.formats.base.segments import find_segments
+from tcpkmon.formats.registry import format_of
 from tests.live.test_segments_live import CALLS, PORT, TRAFFIC, fill
 from tests.unit.log_maker import CPUS, LogMaker
 
@@ -21,7 +21,7 @@ from tests.unit.log_maker import CPUS, LogMaker
 def collect(folder: Path, *options: str, environment: dict[str, str] | None = None) -> str:
     """Capture the calls of TRAFFIC; what collect prints."""
     command = [
-        sys.executable, "-c", "from collector.commands.collect import main; main()",
+        sys.executable, "-c", "from tcpkmon.collector.commands.collect import main; main()",
         "-o", str(folder), *options, "--", sys.executable, "-c", TRAFFIC,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False,

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from formats.klogger.logs import LOG_NAME
-from formats.klogger.reader import LogReader
+from tcpkmon.formats.klogger.logs import LOG_NAME
+from tcpkmon.formats.klogger.reader import LogReader
 from tests.live.faults import (
     FULL,
     TCPKMON,

@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collector.commands.tcpkmon import command
-from formats.base import cli
-from formats.magnet.header import MagnetFile
-from formats.magnet.layout import FIRST_CONTROL, LOST
-from formats.verify import Report, verify_magnet
+from tcpkmon.collector.commands.tcpkmon import command
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.magnet.header import MagnetFile
+from tcpkmon.formats.magnet.layout import FIRST_CONTROL, LOST
+from tcpkmon.formats.verify import Report, verify_magnet
 from tests.live.capturing import WAIT_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-COLLECT = [sys.executable, "-c", "from collector.commands import collect; collect.main()"]
+COLLECT = [sys.executable, "-c", "from tcpkmon.collector.commands import collect; collect.main()"]
 MESSAGES, BYTES, ANSWER = 300, 4000, 100
 
 

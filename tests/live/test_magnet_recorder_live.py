@@ -10,8 +10,8 @@ import socket
 import time
 from pathlib import Path
 
-from formats.base.segments import find_segments
-from formats.registry import format_of
+from tcpkmon.formats.base.segments import find_segments
+from tcpkmon.formats.registry import format_of
 from tests.live.faults import FULL, Collector, wait_until
 
 PORT = 31_500 + os.getpid() % 500  # tests run in several processes at once

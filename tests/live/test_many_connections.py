@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import formats
+import tcpkmon
 from tests.live.bpf_entries import keys_of
 from tests.live.faults import (
     FULL,
@@ -72,7 +72,7 @@ def connections_in(number: int) -> int:
 
 def columns(path: Path, *names: str) -> dict[str, npt.NDArray[Any]]:
     """Columns of the records of a file."""
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         records = ~capture.control()
         return {name: capture.column(name)[records] for name in names}
 

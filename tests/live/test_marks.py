@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import formats
-from formats.base.control import Mark
+import tcpkmon
+from tcpkmon.formats.base.control import Mark
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 120.0
@@ -20,7 +20,7 @@ def test_marks_are_numbered_and_in_their_place(tmp_path: Path) -> None:
     path = tmp_path / "a.pm"
     ready, theirs = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-c", "from collector.commands.collect import main; main()",
+        [sys.executable, "-c", "from tcpkmon.collector.commands.collect import main; main()",
          "--pid", str(os.getpid()), "-q", "-o", str(path), "--ready-fd", str(theirs)],
         cwd=ROOT, pass_fds=(theirs,), stdin=subprocess.DEVNULL,
     )  # fmt: skip
@@ -33,7 +33,7 @@ def test_marks_are_numbered_and_in_their_place(tmp_path: Path) -> None:
     finally:
         process.kill()
         os.close(ready)
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         assert capture.complete and not capture.lost
         marks = [entry for _, entry in capture.controls() if isinstance(entry, Mark)]
     assert marks == [Mark(1, "SIGUSR1")]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.commands.metrics_server import CLIENT_S, MOST_CLIENTS
+from tcpkmon.collector.commands.metrics_server import CLIENT_S, MOST_CLIENTS
 from tests.live.capturing import wait_until
 from tests.live.faults import TCPKMON, environment
 from tests.live.test_metrics_live import fetch, free_port, process

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from collector.commands import openmetrics
-from collector.control.choosing import choose, named
-from collector.control.client import Client
+from tcpkmon.collector.commands import openmetrics
+from tcpkmon.collector.control.choosing import choose, named
+from tcpkmon.collector.control.client import Client
 from tests.live.capturing import ROOT, Running, capturing, wait_until
 from tests.live.test_control_live import GROUP, as_user, group_name
 from tests.unit.test_metrics import expressions
@@ -83,7 +83,7 @@ def process(*words: str, stderr: int = subprocess.DEVNULL) -> Iterator[subproces
 
 
 def tcpkmon(*words: str) -> list[str]:
-    program = "from collector.commands.tcpkmon import main; main()"
+    program = "from tcpkmon.collector.commands.tcpkmon import main; main()"
     return [sys.executable, "-c", program, *words]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from formats.analysis import open_log
+from tcpkmon.formats.analysis import open_log
 
 FORKS = 40
 TCPKMON = Path(sys.executable).with_name("tcpkmon")
@@ -60,9 +60,9 @@ def test_on_off_and_the_report(tmp_path: Path) -> None:
 
 
 def test_msmod_switches_a_running_capture(tmp_path: Path) -> None:
-    from collector import klogger
+    from tcpkmon.collector import capturing
 
-    with klogger.start("sched", tmp_path / "log", force=True) as capture:
+    with capturing.start("sched", tmp_path / "log", force=True) as capture:
         pid = str(capture.pid)
         assert run_tcpkmon("msmod", "--collector", pid, "-swtch", "-exit").returncode == 0
         states = {row["name"]: row["enabled"] for row in capture.status()["events"]}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from capturing import capturing, read, wait_until, within
 
-import formats
-from collector.lab.lab import Lab
-from collector.linux.netns import cookie_of, name_namespaces
+import tcpkmon
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.linux.netns import cookie_of, name_namespaces
 
 
 def test_names_of_namespaces(lab: Lab) -> None:
@@ -37,7 +37,7 @@ def test_a_capture_with_the_column_has_them(tmp_path: Path, lab: Lab) -> None:
         with capturing(path, "--columns", columns, *within(lab)) as run:
             run.stop()
         read(path)
-        with formats.open(path) as capture:
+        with tcpkmon.open(path) as capture:
             spaces = capture.settings["namespaces"]
         assert (spaces.get(str(lab.a.namespace.cookie)) == lab.a.name) == has_names
         assert bool(spaces) == has_names

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from capturing import WAIT_S, Records, capturing, within
 
-from collector.lab import traffic
-from collector.lab.lab import Bottleneck, Lab
-from collector.lab.traffic import Workload
+from tcpkmon.collector.lab import traffic
+from tcpkmon.collector.lab.lab import Bottleneck, Lab
+from tcpkmon.collector.lab.traffic import Workload
 
 # perf needs tracefs. Where it is not mounted, perf gets it alone: in a mount namespace of its own.
 RECORD = (

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from capturing import Pair, Records, capturing, connected, look, wait_until, within
 
-from collector.lab.lab import Bottleneck, Lab, Side
+from tcpkmon.collector.lab.lab import Bottleneck, Lab, Side
 
 MOVING = re.compile(r"(?:lastsnd|lastrcv|lastack|ato):\d+|timer:\(\S+\)")
 EVERY = ("--columns", "all", "--locations", "default,SEND_CALL,RECEIVE_CALL")

@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.plan.columns import choose_columns, load_schema, make_layout
-from collector.ring.batch import Batch
-from collector.ring.points import ACCOUNT, ROWS
-from collector.sequencer.clock_pairs import Clocks
-from collector.sequencer.ordered_batch import stamp_control
-from collector.writer.file_sink import FileSink
-from collector.writer.ledger import Books, reserve_bytes
-from collector.writer.output_file import Output
-from collector.writer.spool import Spool
-from collector.writer.tape import Account, Finish
-from collector.writer.written import RETRY_NS, Written
-from formats.base.control import EndReason, Start, encode_many
-from formats.base.errors import FileError
-from formats.psc.header import encode_header, writer_header
-from formats.verify import verify_file
+from tcpkmon.collector.plan.columns import choose_columns, load_schema, make_layout
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.ring.points import ACCOUNT, ROWS
+from tcpkmon.collector.sequencer.clock_pairs import Clocks
+from tcpkmon.collector.sequencer.ordered_batch import stamp_control
+from tcpkmon.collector.writer.file_sink import FileSink
+from tcpkmon.collector.writer.ledger import Books, reserve_bytes
+from tcpkmon.collector.writer.output_file import Output
+from tcpkmon.collector.writer.spool import Spool
+from tcpkmon.collector.writer.tape import Account, Finish
+from tcpkmon.collector.writer.written import RETRY_NS, Written
+from tcpkmon.formats.base.control import EndReason, Start, encode_many
+from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.psc.header import encode_header, writer_header
+from tcpkmon.formats.verify import verify_file
 from tests.unit.ordering import Whole
 from tests.unit.writers import psc_writer
 
@@ -222,8 +222,8 @@ def test_a_reader_without_permission_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     code = (
         "import os, sys; sys.path.insert(0, '.')\n"
-        "from collector.writer.output_file import Output\n"
-        "from formats.base.errors import FileError\n"
+        "from tcpkmon.collector.writer.output_file import Output\n"
+        "from tcpkmon.formats.base.errors import FileError\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "try:\n"
         "    Output('/proc/out')\n"

@@ -89,7 +89,8 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """One of the commands, of this tree."""
     name = str(arguments[0])
     script = (
-        f"import sys; sys.argv[0] = '{name}'; from collector.commands.{name} import main; main()"
+        f"import sys; sys.argv[0] = '{name}'; "
+        f"from tcpkmon.collector.commands.{name} import main; main()"
     )
     return subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments[1:])],

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from collector.linux import bpf
-from collector.linux.btf import Btf
-from collector.linux.perf_names import SOFTWARE, table
-from collector.loader.attach_trials import Probing
-from collector.loader.compiler import Image, UserCompileError, compile_text
-from collector.loader.perf_counters import Bound, OpenCounters, bind, c_text, list_counters
-from collector.loader.programs import Loaded, ProgramSpec
-from formats.schema import parse
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.linux.perf_names import SOFTWARE, table
+from tcpkmon.collector.loader.attach_trials import Probing
+from tcpkmon.collector.loader.compiler import Image, UserCompileError, compile_text
+from tcpkmon.collector.loader.perf_counters import Bound, OpenCounters, bind, c_text, list_counters
+from tcpkmon.collector.loader.programs import Loaded, ProgramSpec
+from tcpkmon.formats.schema import parse
 from tests.descriptors import descriptors
 
 KINDS = ("raw", "btf", "fentry", "kprobe")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux.privileges import mask_of, needed_capabilities
+from tcpkmon.collector.linux.privileges import mask_of, needed_capabilities
 from tests.live.capturing import Running, capturing
 from tests.live.faults import COLLECT, TCPKMON, Done, Space, environment, let_others_in, run
 
@@ -84,8 +84,9 @@ def test_under_sudo_the_output_is_the_callers(tmp_path: Path, form: str) -> None
 def test_a_later_cpus_log_is_made_by_the_deputy(tmp_path: Path) -> None:
     """The writing thread itself may make no file any more. The log is of a folder of the caller."""
     late = (
-        "from collector.writer import klogger_codec; klogger_codec.online_cpus = lambda: (0,); "
-        "from collector.commands.collect import main; main()"
+        "from tcpkmon.collector.writer import klogger_codec; "
+        "klogger_codec.online_cpus = lambda: (0,); "
+        "from tcpkmon.collector.commands.collect import main; main()"
     )
     folder = tmp_path / "log"
     command = [sys.executable, "-c", late, "-q", "--schema", "sched", "-o", str(folder)]
@@ -143,11 +144,11 @@ def test_what_a_user_lacks_is_named(tmp_path: Path) -> None:
 
 LATE = """
 import atexit, sys
-from collector.session import rights
+from tcpkmon.collector.session import rights
 give_up, before = rights.Rights.give_up, set()
 rights.Rights.give_up = lambda self: (give_up(self), before.update(sys.modules))
 atexit.register(lambda: print(sorted(set(sys.modules) - before)))
-from collector.commands.collect import main
+from tcpkmon.collector.commands.collect import main
 main()
 """
 

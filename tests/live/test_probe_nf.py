@@ -14,15 +14,15 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from collector.lab import namespaces
-from collector.lab.lab import Bottleneck, Lab
-from collector.lab.namespaces import Side
-from collector.linux.btf import Btf
-from collector.linux.nf_hooks import HOOKS
-from collector.linux.privileges import mask_of
-from collector.loader.attach_trials import Probing
-from collector.session.rights import ENTERING
-from formats.registry import format_of
+from tcpkmon.collector.lab import namespaces
+from tcpkmon.collector.lab.lab import Bottleneck, Lab
+from tcpkmon.collector.lab.namespaces import Side
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.linux.nf_hooks import HOOKS
+from tcpkmon.collector.linux.privileges import mask_of
+from tcpkmon.collector.loader.attach_trials import Probing
+from tcpkmon.collector.session.rights import ENTERING
+from tcpkmon.formats.registry import format_of
 from tests.live.capturing import ROOT, wait_until
 from tests.live.schema_logs import Log, logging, make_schema
 
@@ -188,8 +188,8 @@ def test_a_namespace_that_appears_later(packets: Path, tmp_path: Path, named: bo
 # In a namespace of its own, with lo up: sends TIMES datagrams at once. Then it waits.
 AT_ONCE = f"""
 import fcntl, os, socket, struct, sys
-from collector.linux.netns import CLONE_NEWNET
-from collector.linux.syscalls import call_libc
+from tcpkmon.collector.linux.netns import CLONE_NEWNET
+from tcpkmon.collector.linux.syscalls import call_libc
 print("ready", flush=True)
 sys.stdin.readline()
 call_libc("unshare", CLONE_NEWNET)

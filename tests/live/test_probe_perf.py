@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux import bpf, perf_events
-from collector.linux.btf import Btf
-from collector.linux.perf_events import SHORTEST_NS, PerfEvent, parse_event
-from collector.linux.syscalls import online_cpus
-from collector.loader.attach_trials import Probing
-from collector.loader.program import load_code
-from formats.base.errors import KernelError
+from tcpkmon.collector.linux import bpf, perf_events
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.linux.perf_events import SHORTEST_NS, PerfEvent, parse_event
+from tcpkmon.collector.linux.syscalls import online_cpus
+from tcpkmon.collector.loader.attach_trials import Probing
+from tcpkmon.collector.loader.program import load_code
+from tcpkmon.formats.base.errors import KernelError
 from tests.live.schema_logs import logging, make_schema
 
 PAGES = 3000

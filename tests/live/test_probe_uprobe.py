@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux.btf import Btf
-from collector.linux.uprobes import find_offset
-from collector.loader.attach_trials import Probing
-from formats.base.errors import KernelError
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.linux.uprobes import find_offset
+from tcpkmon.collector.loader.attach_trials import Probing
+from tcpkmon.formats.base.errors import KernelError
 from tests.live.schema_logs import logging, make_schema
 
 TIMES = 500

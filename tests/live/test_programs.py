@@ -16,20 +16,20 @@ from typing import Any
 
 import pytest
 
-from collector.linux import bpf, kprobe_events
-from collector.linux.btf import Btf
-from collector.linux.kprobe_events import Tracefs, has_kprobes, remove_stale
-from collector.linux.syscalls import bpf as call_bpf
-from collector.linux.syscalls import wait_for_running
-from collector.loader import program, programs
-from collector.loader.attach_trials import Probing
-from collector.loader.compiler import CompileError, Image, UserCompileError, compile_text
-from collector.loader.programs import Loaded, ProgramSpec
-from collector.plan import kernel_types
-from collector.plan.engine_config import make_engine
-from collector.plan.probes import Chosen, Plan
-from collector.plan.schema_sources import read_texts
-from formats.base.errors import KernelError
+from tcpkmon.collector.linux import bpf, kprobe_events
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.linux.kprobe_events import Tracefs, has_kprobes, remove_stale
+from tcpkmon.collector.linux.syscalls import bpf as call_bpf
+from tcpkmon.collector.linux.syscalls import wait_for_running
+from tcpkmon.collector.loader import program, programs
+from tcpkmon.collector.loader.attach_trials import Probing
+from tcpkmon.collector.loader.compiler import CompileError, Image, UserCompileError, compile_text
+from tcpkmon.collector.loader.programs import Loaded, ProgramSpec
+from tcpkmon.collector.plan import kernel_types
+from tcpkmon.collector.plan.engine_config import make_engine
+from tcpkmon.collector.plan.probes import Chosen, Plan
+from tcpkmon.collector.plan.schema_sources import read_texts
+from tcpkmon.formats.base.errors import KernelError
 
 FIRST, AGAIN, NUMBER, FIRST_AT, AGAIN_AT, PLAIN, ITEMS = range(7)
 
@@ -391,7 +391,7 @@ def test_a_cached_image_loads(
     monkeypatch.setenv("TCPKMON_CACHE", str(tmp_path / "cache"))
     flags = [f"-DMY_PID={os.getpid()}"]
     assert compile_text(TEXT, FUNCTIONS, flags=flags) == image
-    monkeypatch.setattr("collector.loader.compiler.PYTHON", "/nonexistent")
+    monkeypatch.setattr("tcpkmon.collector.loader.compiler.PYTHON", "/nonexistent")
     cached = compile_text(TEXT, FUNCTIONS, flags=flags)
     assert cached == image
     with Loaded(cached, btf) as loaded:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from formats.registry import format_of
-from formats.verify import Report
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify import Report
 from tests.live.capturing import ROOT, WAIT_S
 
 CONNECTIONS, BYTES = 20, 5000
@@ -25,11 +25,11 @@ PROGRAM = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 {}
-from collector.commands import collect
+from tcpkmon.collector.commands import collect
 collect.main()
 """
 HIDES = """
-from collector.metrics.connections import Connections
+from tcpkmon.collector.metrics.connections import Connections
 add = Connections.add
 def hide(self, entries):
     port = {port}
@@ -37,7 +37,7 @@ def hide(self, entries):
 Connections.add = hide
 """
 CHANGES = """
-from collector.metrics.connections import Connections
+from tcpkmon.collector.metrics.connections import Connections
 values = Connections.values
 def change(self, name, slots):
     found = values(self, name, slots)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from formats.registry import format_of
+from tcpkmon.formats.registry import format_of
 from tests.live.capturing import ROOT, WAIT_S
 from tests.live.faults import FULL, wait_until
 
@@ -28,8 +28,8 @@ ROUND_S = 0.3
 MEASURED = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from collector.session.reconciling import Reconciling
-from collector.session.session import Session
+from tcpkmon.collector.session.reconciling import Reconciling
+from tcpkmon.collector.session.session import Session
 begin, step, whole = Reconciling._begin, Session._step, {}
 def _begin(self, when):
     work = self._work
@@ -46,7 +46,7 @@ def _step(self):
         if one._work is None:
             print("took", when, now - began, whole.pop(one)[1], flush=True)
 Reconciling._begin, Session._step = _begin, _step
-from collector.commands import collect
+from tcpkmon.collector.commands import collect
 collect.main()
 """
 

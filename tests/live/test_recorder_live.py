@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import formats
-from collector.lab.counters import losing
-from collector.lab.lab import Lab
-from formats.base.control import EXISTING, End, Trigger
+import tcpkmon
+from tcpkmon.collector.lab.counters import losing
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.formats.base.control import EXISTING, End, Trigger
 from tests.live.capturing import Pair, connected, within
 from tests.live.faults import (
     COUNTED,
@@ -81,13 +81,13 @@ def await_dumps(folder: Path, number: int) -> list[Path]:
 
 
 def triggers_of(path: Path) -> list[Trigger]:
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         return [entry for _, entry in capture.controls() if isinstance(entry, Trigger)]
 
 
 def records_of(path: Path, first_ns: int, last_ns: int) -> Counter[tuple[int, ...]]:
     """The records of a time, without what depends on the capture."""
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         columns = capture.columns((*KEY, "time_ns"))
         times = columns.pop("time_ns").astype(np.int64)
         inside = (times >= first_ns) & (times < last_ns) & ~capture.control()
@@ -97,7 +97,7 @@ def records_of(path: Path, first_ns: int, last_ns: int) -> Counter[tuple[int, ..
 
 def span_of(path: Path) -> tuple[int, int]:
     """The window that the file claims: the header's beginning, and the time of END."""
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         settings: Any = capture.settings
         row, last = list(capture.controls())[-1]
         assert isinstance(last, End)
@@ -145,7 +145,7 @@ def test_a_blackout_is_on_file_from_before_to_after(lab: Lab, tmp_path: Path) ->
     assert not inner - records_of(path, 0, 1 << 62)
     assert not records_of(path, first_ns + 5 * MS, last_ns - 5 * MS) - records_of(full, 0, 1 << 62)
     # The connection was open before the window: its last state before it is the first entry.
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         columns = capture.columns(("location", "conn_id", "lport", "state"))
         states = columns["location"] == EXISTING
         assert pair_ports(columns["lport"][states]) == {"client", "server"}
@@ -279,7 +279,7 @@ def test_a_quiet_connection_does_not_stall(tmp_path: Path, lab: Lab) -> None:
             (path,) = await_dumps(folder, 1)
         assert collector.finish().code == 0
     (trigger,) = triggers_of(path)
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         columns = capture.columns(("conn_id", "lport"))
     ports = columns["lport"][columns["conn_id"] == trigger.conn_id]
     assert port in ports

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from collector.control.client import Client, Collector
-from collector.linux.syscalls import online_cpus
-from formats.klogger.reader import LogReader
+from tcpkmon.collector.control.client import Client, Collector
+from tcpkmon.collector.linux.syscalls import online_cpus
+from tcpkmon.formats.klogger.reader import LogReader
 from tests.live.capturing import ROOT, capturing, wait_until
 
 SCHEMA = {
@@ -23,10 +23,10 @@ SCHEMA = {
 # The last CPU comes online before the file begins, and gets no ring; CPU 0 gets no counters.
 DRIVER = """
 import errno, os, sys
-from collector.commands import collect
-from collector.loader import perf_counters
-from collector.ring import rings
-from collector.session import takeover
+from tcpkmon.collector.commands import collect
+from tcpkmon.collector.loader import perf_counters
+from tcpkmon.collector.ring import rings
+from tcpkmon.collector.session import takeover
 
 cpu = int(sys.argv.pop(1))
 online, give = rings.online_cpus, rings.DEFAULT_TRANSPORT.open
@@ -86,7 +86,8 @@ def test_what_is_refused_is_told(tmp_path: Path) -> None:
         assert told and running.poll() is None, errors_of(running)
         refused = client.status()["refused"]
         shown = subprocess.run(
-            [sys.executable, "-c", "from collector.commands.tcpkmon import main; main()", "status"],
+            [sys.executable, "-c", "from tcpkmon.collector.commands.tcpkmon import main; main()",
+             "status"],
             cwd=ROOT, env={"TCPKMON_RUN": str(tmp_path / "run")}, capture_output=True, text=True,
             check=True,
         ).stdout  # fmt: skip
@@ -107,11 +108,11 @@ def test_what_is_refused_is_told(tmp_path: Path) -> None:
 # Asks for a type of map that no kernel has, as BPF's ring buffers are to Linux 5.7.
 OLD_KERNEL = """
 import sys
-from collector.linux import bpf
+from tcpkmon.collector.linux import bpf
 
 bpf.BPF_MAP_TYPE_RINGBUF = 10_000
 sys.argv[0] = "collect"
-from collector.commands import collect
+from tcpkmon.collector.commands import collect
 collect.main()
 """
 

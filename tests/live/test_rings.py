@@ -19,22 +19,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.linux.bpf import map_lookup_percpu
-from collector.linux.btf import Btf
-from collector.linux.syscalls import address, bpf, online_cpus
-from collector.loader.bytecode import fill_maps
-from collector.loader.compiler import compile_text
-from collector.loader.programs import Loaded, load_code
-from collector.plan import kernel_types
-from collector.plan.engine_config import make_engine
-from collector.plan.probes import Plan
-from collector.plan.schema_sources import read_texts
-from collector.ring import threshold
-from collector.ring.batch import Batch, watermark_ns
-from collector.ring.rings import TRANSPORTS, Rings, pages_of
-from collector.ring.transport import Transport
-from formats.base.control import Loss, words_view
-from formats.base.errors import KernelError, UsageError
+from tcpkmon.collector.linux.bpf import map_lookup_percpu
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.linux.syscalls import address, bpf, online_cpus
+from tcpkmon.collector.loader.bytecode import fill_maps
+from tcpkmon.collector.loader.compiler import compile_text
+from tcpkmon.collector.loader.programs import Loaded, load_code
+from tcpkmon.collector.plan import kernel_types
+from tcpkmon.collector.plan.engine_config import make_engine
+from tcpkmon.collector.plan.probes import Plan
+from tcpkmon.collector.plan.schema_sources import read_texts
+from tcpkmon.collector.ring import threshold
+from tcpkmon.collector.ring.batch import Batch, watermark_ns
+from tcpkmon.collector.ring.rings import TRANSPORTS, Rings, pages_of
+from tcpkmon.collector.ring.transport import Transport
+from tcpkmon.formats.base.control import Loss, words_view
+from tcpkmon.formats.base.errors import KernelError, UsageError
 from tests.descriptors import descriptors
 from tests.unit.ordering import NO_CPU, Whole, cpus_of
 
@@ -356,7 +356,7 @@ def test_a_cpu_that_is_off_has_no_ring(source: Source, monkeypatch: pytest.Monke
     with source.rings(8, PAGE) as rings:
         source.send(cpu, 10)
         others = tuple(c for c in online_cpus() if c != cpu)
-        monkeypatch.setattr("collector.ring.rings.online_cpus", lambda: others)
+        monkeypatch.setattr("tcpkmon.collector.ring.rings.online_cpus", lambda: others)
         rings.refresh()
         assert rings.cpus == others
         assert source.send(cpu, 5) == 5

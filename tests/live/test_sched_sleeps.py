@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from formats.analysis import latencies, open_log, sleep_times
-from formats.analysis.intervals import Statistics
+from tcpkmon.formats.analysis import latencies, open_log, sleep_times
+from tcpkmon.formats.analysis.intervals import Statistics
 from tests.live.sched_workload import KINDS, PERF_LINE, RECORD, SLEEPER
 from tests.live.schema_logs import logging
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from formats.analysis import Queue, Requests, open_log, queues, requests
+from tcpkmon.formats.analysis import Queue, Requests, open_log, queues, requests
 from tests.live.disk_workload import (
     BLOCK,
     REALTIME_DEPTH,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from formats.klogger.describe import IN_HEAD
+from tcpkmon.formats.klogger.describe import IN_HEAD
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 120
@@ -62,7 +62,7 @@ def schema(tmp_path: Path) -> Path:
 def collect(*arguments: object, code: int = 0) -> str:
     """What collect says on stderr."""
     done = subprocess.run(
-        [sys.executable, "-c", "from collector.commands.collect import main; main()",
+        [sys.executable, "-c", "from tcpkmon.collector.commands.collect import main; main()",
          *map(str, arguments)],
         cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S,
         check=False,
@@ -75,8 +75,8 @@ def collect(*arguments: object, code: int = 0) -> str:
 def events(folder: Path) -> list[dict]:
     """Every event of a log, as `tcpkmon decode` gives it."""
     done = subprocess.run(
-        [sys.executable, "-c", "from collector.commands.tcpkmon import main; main()", "decode",
-         "--format", "json", "--merge", *map(str, sorted(folder.iterdir()))],
+        [sys.executable, "-c", "from tcpkmon.collector.commands.tcpkmon import main; main()",
+         "decode", "--format", "json", "--merge", *map(str, sorted(folder.iterdir()))],
         cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S,
         check=True,
     )  # fmt: skip
@@ -163,7 +163,7 @@ def test_snapshots_go_into_a_log_too(tmp_path):
         "c.sendall(b'x' * 1000); s.recv(1000, socket.MSG_WAITALL); print(l.getsockname()[1])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", "from collector.commands.collect import main; main()",
+        [sys.executable, "-c", "from tcpkmon.collector.commands.collect import main; main()",
          "--format", "klogger", "-o", str(out), "-q", "--locations", "default,SEND_CALL", "--",
          sys.executable, "-c", talk],
         cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S,

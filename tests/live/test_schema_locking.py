@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux import bpf
-from collector.linux.btf import Btf
-from collector.linux.syscalls import address
-from collector.linux.syscalls import bpf as call_bpf
-from collector.loader.compiler import compile_text
-from collector.loader.programs import Loaded, ProgramSpec
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.linux.syscalls import address
+from tcpkmon.collector.linux.syscalls import bpf as call_bpf
+from tcpkmon.collector.loader.compiler import compile_text
+from tcpkmon.collector.loader.programs import Loaded, ProgramSpec
 from tests.live.capturing import wait_until
 from tests.live.held_page import (
     SYS_GETDENTS64,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.lab.lab import DEVICE, Lab
-from collector.plan.columns import SCHEMATA
+from tcpkmon.collector.lab.lab import DEVICE, Lab
+from tcpkmon.collector.plan.columns import SCHEMATA
 from tests.live.capturing import Pair, connected, join, listening, look, receive, within
 from tests.live.schema_logs import Log, Record, logging, make_schema
 from tests.live.wire import Packet, tapped

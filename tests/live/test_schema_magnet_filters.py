@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.lab.lab import Lab
-from collector.plan.filters import find_cgroup
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.plan.filters import find_cgroup
 from tests.live.capturing import Pair, connected, join, listening
 from tests.live.faults import Space
 from tests.live.schema_logs import Log, logging

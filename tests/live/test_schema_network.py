@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.plan.columns import SCHEMATA
-from formats.schema import Schema, enabled_events, load
+from tcpkmon.collector.plan.columns import SCHEMATA
+from tcpkmon.formats.schema import Schema, enabled_events, load
 from tests.live import network_checks as checks
 from tests.live import network_workload as workload
 from tests.live.network_workload import Done, Net

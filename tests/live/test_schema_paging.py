@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux.btf import Btf
-from collector.loader.attach_trials import Probing
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.loader.attach_trials import Probing
 from tests.live.capturing import ROOT
 from tests.live.disk_workload import loop_device
 from tests.live.memory_workload import (

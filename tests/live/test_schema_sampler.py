@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from collector.commands import sampler_period
-from collector.linux.btf import Btf
-from collector.linux.syscalls import online_cpus
-from collector.loader.attach_trials import Probing
-from formats.analysis import collapse_stacks, count_samples, open_log
+from tcpkmon.collector.commands import sampler_period
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.linux.syscalls import online_cpus
+from tcpkmon.collector.loader.attach_trials import Probing
+from tcpkmon.formats.analysis import collapse_stacks, count_samples, open_log
 from tests.live.cpu_workload import READ, SPIN, cpu_time_ns, machine_times, running
 from tests.live.schema_logs import Log, logging
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from formats.analysis import match_calls, open_log
+from tcpkmon.formats.analysis import match_calls, open_log
 from tests.live.capturing import ROOT, wait_until
 from tests.live.faults import FULL
 from tests.live.schema_logs import Log, logging, read_log
@@ -174,7 +174,7 @@ def test_the_collectors_own_calls_are_left_out(tmp_path: Path, namespace: tuple[
     """Also where its process ids are those of a namespace. Another process makes calls."""
     folder = tmp_path / "log"
     other = subprocess.Popen(["sh", "-c", "while sleep 0.05; do :; done"])
-    driver = "from collector.commands import collect; collect.main()"
+    driver = "from tcpkmon.collector.commands import collect; collect.main()"
     words = ("-q", "--schema", "syscall", "--duration", "1s", "-o", str(folder))
     running = subprocess.Popen([*namespace, sys.executable, "-c", driver, *words], cwd=ROOT)
     pid = running.pid

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.commands.probe import USER_OPTION
+from tcpkmon.collector.commands.probe import USER_OPTION
 from tests.live.capturing import ROOT
 from tests.live.schema_logs import logging
 
@@ -49,7 +49,7 @@ def as_nobody(*command: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("kinds", ["", "raw"])
 def test_the_command_logs_with_its_real_ids(tmp_path: Path, kinds: str) -> None:
     text = "a user's text, \u00e9"
-    script = "import sys; from collector.commands.tcpkmon import main; main()"
+    script = "import sys; from tcpkmon.collector.commands.tcpkmon import main; main()"
     with logging(tmp_path / "log", "user", kinds=kinds) as running:
         for more in ([], [text], ["x" * 100]):
             command = [sys.executable, "-c", script, "probe", "2", "1", *more]

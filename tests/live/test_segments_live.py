@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from formats.analysis.why import connections
-from formats.base.control import EXISTING
-from formats.base.segments import find_segments
-from formats.psc.reader import open_capture
-from formats.registry import format_of
-from formats.verify import verify_file
+from tcpkmon.formats.analysis.why import connections
+from tcpkmon.formats.base.control import EXISTING
+from tcpkmon.formats.base.segments import find_segments
+from tcpkmon.formats.psc.reader import open_capture
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify import verify_file
 from tests.live.faults import TCPKMON, Collector, let_others_in
 from tests.unit.segment_maker import LOCATION, Maker, make
 from tests.unit.test_archive import archive
@@ -51,7 +51,7 @@ def collect(
 ) -> str:
     """Capture the calls of TRAFFIC; what collect prints."""
     command = [
-        sys.executable, "-c", "from collector.commands.collect import main; main()",
+        sys.executable, "-c", "from tcpkmon.collector.commands.collect import main; main()",
         "--ports", str(PORT), "--locations", "SEND_CALL,STATE_CHANGE", "-o", str(folder),
         *options, "--", sys.executable, "-c", TRAFFIC,
     ]  # fmt: skip
@@ -211,7 +211,7 @@ for call in range(40):
     time.sleep(0.025)
 """
     command = [
-        sys.executable, "-c", "from collector.commands.collect import main; main()", "-q",
+        sys.executable, "-c", "from tcpkmon.collector.commands.collect import main; main()", "-q",
         "--ports", str(port), "--rotate-every", "0.3s", "-o", str(folder), "--",
         sys.executable, "-c", code,
     ]  # fmt: skip

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from capturing import ROOT, capturing
 
-from collector.commands import selftest_checks, selftest_traffic
-from collector.commands.selftest_checks import NOT_CAUSED, NOT_HERE, OK, WRONG
+from tcpkmon.collector.commands import selftest_checks, selftest_traffic
+from tcpkmon.collector.commands.selftest_checks import NOT_CAUSED, NOT_HERE, OK, WRONG
 
-DRIVER = "from collector.commands.tcpkmon import main; main()"
+DRIVER = "from tcpkmon.collector.commands.tcpkmon import main; main()"
 
 
 def test_all_is_well_here_and_the_next_capture_says_so(

@@ -13,10 +13,10 @@ import pytest
 from capturing import Records, capturing, join, listening, read, within
 from test_oracle_ss import EVERY, at_rest, us
 
-from collector.lab.lab import Bottleneck, Lab
-from collector.lab.link import Link, Way
 from scripts.why.judging import play
 from scripts.why.scenarios import SCENARIOS
+from tcpkmon.collector.lab.lab import Bottleneck, Lab
+from tcpkmon.collector.lab.link import Link, Way
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 BBR = ("bbr_bw", "bbr_min_rtt_us", "bbr_pacing_gain", "bbr_cwnd_gain", "bbr_mode")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import formats
-from formats.base.control import Mark
+import tcpkmon
+from tcpkmon.formats.base.control import Mark
 from tests.live.capturing import ROOT
 from tests.live.faults import (
     COUNTED,
@@ -73,8 +73,8 @@ def test_a_signal_during_a_full_drain(flood: Flood, tmp_path: Path) -> None:
 
 PATIENT = """
 import signal, sys
-from collector.commands import collect
-from collector.session import session
+from tcpkmon.collector.commands import collect
+from tcpkmon.collector.session import session
 signal.signal(signal.SIGINT, signal.default_int_handler)
 session.WAIT_S = 60.0
 sys.argv[0] = "collect"
@@ -97,7 +97,7 @@ def test_a_signal_ends_the_wait_for_records(tmp_path: Path) -> None:
         process.send_signal(signal.SIGUSR1)
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_S) == 0
-    with formats.open(tmp_path / "a.pm") as capture:
+    with tcpkmon.open(tmp_path / "a.pm") as capture:
         assert capture.complete
         marks = [entry for _, entry in capture.controls() if isinstance(entry, Mark)]
         assert [mark.text for mark in marks] == ["SIGUSR1"]

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from collector.lab.lab import Lab
-from collector.lab.namespaces import Side
-from collector.loader import sock_diag
-from collector.loader.sock_diag import Connection, list_connections, make_entries
-from collector.plan.columns import Layout, choose_columns, load_schema, make_layout
-from collector.plan.filters import Filters, parse
-from formats.base.control import EXISTING
-from formats.base.errors import KernelError
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.lab.namespaces import Side
+from tcpkmon.collector.loader import sock_diag
+from tcpkmon.collector.loader.sock_diag import Connection, list_connections, make_entries
+from tcpkmon.collector.plan.columns import Layout, choose_columns, load_schema, make_layout
+from tcpkmon.collector.plan.filters import Filters, parse
+from tcpkmon.formats.base.control import EXISTING
+from tcpkmon.formats.base.errors import KernelError
 
 TIMEOUT_S = 60.0
 MARK = 7_654_321

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from capturing import Outcome, Pair, capturing, capturing_each, join, listening, within
 
-from collector.lab.lab import Lab
+from tcpkmon.collector.lab.lab import Lab
 
 CONNECTIONS = 10
 LISTEN = 10

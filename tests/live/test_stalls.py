@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from collector import klogger
-from collector.lab.lab import Lab
-from collector.lab.pair import connected
-from formats.analysis import Stall, find_stalls, open_log
+from tcpkmon.collector import capturing
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.lab.pair import connected
+from tcpkmon.formats.analysis import Stall, find_stalls, open_log
 
 NAP_S = 0.25
 _READER = """
@@ -70,7 +70,7 @@ def stalls_of(folder: Path, lab: Lab, path: str = "", starve: bool = False) -> l
     options = ["--columns", "full", "--netns", lab.b.name, "--quiet"]
     schemata = ["tcp", "sched", *(["disk"] if path else [])]
     with connected(lab) as pair, reader(pair.server.fileno(), path) as process:
-        with klogger.start(schemata, folder / "log", options=options, buffer_mb=32):
+        with capturing.start(schemata, folder / "log", options=options, buffer_mb=32):
             pair.client.sendall(bytes(100))
             assert process.stdout is not None and process.stdin is not None
             assert process.stdout.readline() == "ready\n"

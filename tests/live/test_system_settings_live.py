@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-import formats
-from collector.lab.lab import Bottleneck, Lab
-from collector.linux.system_settings import read_system_settings
+import tcpkmon
+from tcpkmon.collector.lab.lab import Bottleneck, Lab
+from tcpkmon.collector.linux.system_settings import read_system_settings
 
 
 def ask(*words: str) -> str:
@@ -26,7 +26,7 @@ def test_headers_have_the_settings_of_the_machine(tmp_path: Path, form: str) -> 
     path = tmp_path / "out"
     collect = str(Path(sys.executable).with_name("collect"))
     ask(collect, "--schema", "tcp", "--format", form, "-q", "-o", str(path), "--", "true")
-    with formats.open(path) as reader:
+    with tcpkmon.open(path) as reader:
         settings: Any = reader
         settings = settings.settings if form == "psc" else settings.format.header["settings"]
     told = settings["system"]

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import formats
-from formats.analysis import open_log
-from formats.base.segments import find_segments
-from formats.registry import format_of
-from formats.verify import verify_file
-from formats.verify.report import Report
+import tcpkmon
+from tcpkmon.formats.analysis import open_log
+from tcpkmon.formats.base.segments import find_segments
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify import verify_file
+from tcpkmon.formats.verify.report import Report
 from tests.live.daemons import Daemon
 from tests.live.faults import FULL, RECEIVE_CALL, Flood, Space, wait_until
 
@@ -83,7 +83,7 @@ def calls_in(paths: list[Path]) -> np.ndarray:
     """The numbers of the flood's calls, in the order of the files."""
     found = []
     for path in paths:
-        with formats.open(path) as capture:
+        with tcpkmon.open(path) as capture:
             is_call = capture.column("location") == RECEIVE_CALL
             found.append(capture.column("callvalue")[is_call].astype(np.int64) - 1)
     return np.concatenate(found)
@@ -183,7 +183,7 @@ def test_the_whole_daemon_is_killed(daemon: Daemon, space: Space) -> None:
     assert np.array_equal(calls_in(paths[-1:]), np.arange(made, made + 500))
     numbers = np.sort(calls_in(paths[:-1]))  # without what was in the rings
     assert np.array_equal(numbers, np.arange(len(numbers)))
-    with formats.open(paths[-1]) as capture:
+    with tcpkmon.open(paths[-1]) as capture:
         assert capture.settings["started_anew"] == "the byte code changed"
 
 

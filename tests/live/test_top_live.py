@@ -76,8 +76,8 @@ class Terminal:
         return os.waitstatus_to_exitcode(status[-1])
 
 
-TOP = "from collector.commands.tcpkmon import main; main()"
-COLLECT = "from collector.commands.collect import main; main()"
+TOP = "from tcpkmon.collector.commands.tcpkmon import main; main()"
+COLLECT = "from tcpkmon.collector.commands.collect import main; main()"
 
 
 @contextmanager

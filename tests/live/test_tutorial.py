@@ -43,7 +43,7 @@ def test_the_tutorial(tmp_path: Path) -> None:
     for name, module in (("collect", "collect"), ("tcpkmon", "tcpkmon")):
         script = f'exec {sys.executable} -c "{{}}" "$@"\n'.format(
             f"import sys; sys.path.insert(0, '{ROOT}'); sys.argv[0] = '{name}';"
-            f" from collector.commands.{module} import main; main()"
+            f" from tcpkmon.collector.commands.{module} import main; main()"
         )
         (commands / name).write_text(f"#!/bin/sh\n{script}")
         (commands / name).chmod(0o755)

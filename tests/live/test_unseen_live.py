@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux import bpf
-from collector.linux.btf import Btf
-from collector.plan.probes import find_unseen
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.plan.probes import find_unseen
 
 WAIT_S = 5.0
 ENOUGH = 5

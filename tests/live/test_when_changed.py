@@ -9,7 +9,7 @@ import numpy as np
 from capturing import Outcome, Records, capturing_each, connected, wait_until, within
 from test_oracle_ss import tcp_info
 
-from collector.lab.lab import Lab
+from tcpkmon.collector.lab.lab import Lab
 
 ROUNDS = 100
 LOCATIONS = ("--locations", "default,SEND_CALL,RECEIVE_CALL")

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from formats.analysis.why import connections, rows_of
 from scripts.why.judging import play
 from scripts.why.scenarios import SCENARIOS
 from scripts.why.transfers import PROGRAMS, TRANSFERS, Transfer, say
 from scripts.why.unseen import UNSEEN
+from tcpkmon.formats.analysis.why import connections, rows_of
 
 LEAST = 0.9
 BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, *UNSEEN)}

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from test_stalls import stalls_of
 
-from collector import klogger
-from collector.lab.lab import Lab
-from collector.lab.pair import connected
+from tcpkmon.collector import capturing
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.lab.pair import connected
 
 _SENDER = """
 import mmap, os, socket, sys, time
@@ -62,7 +62,7 @@ def test_a_sender_that_reads_a_disk(tmp_path: Path, cold: Path) -> None:
     options = ["--columns", "full", "--quiet", "--locations", "default,SEND_CALL"]
     with Lab() as lab, connected(lab) as pair:
         command = [sys.executable, "-c", _SENDER, str(pair.client.fileno()), str(cold)]
-        with klogger.start(["tcp", "sched", "disk"], tmp_path / "log", buffer_mb=32,
+        with capturing.start(["tcp", "sched", "disk"], tmp_path / "log", buffer_mb=32,
                            options=[*options, "--netns", lab.a.name]):  # fmt: skip
             sender = subprocess.Popen(command, pass_fds=[pair.client.fileno()],
                                       stdin=subprocess.PIPE)  # fmt: skip

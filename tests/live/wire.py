@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from collector.lab.lab import DEVICE
-from collector.lab.namespaces import Side
+from tcpkmon.collector.lab.lab import DEVICE
+from tcpkmon.collector.lab.namespaces import Side
 
 _ETH_P_ALL = 3
 _OUTGOING = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 
-from collector.linux.btf import Kind
+from tcpkmon.collector.linux.btf import Kind
 
 U32, I32, U8, CHAR, BOOL, U64 = 1, 2, 3, 4, 5, 6
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.base import control
-from formats.base.byteorder import Endian
-from formats.psc.columns import CLASSIC, FLAG_INT_NET, Column, entry_dtype
-from formats.psc.header import Header, encode_header, writer_header
+from tcpkmon.formats.base import control
+from tcpkmon.formats.base.byteorder import Endian
+from tcpkmon.formats.psc.columns import CLASSIC, FLAG_INT_NET, Column, entry_dtype
+from tcpkmon.formats.psc.header import Header, encode_header, writer_header
 
 FURTHER = {"seq": 8, "time_ns": 8, "serial": 8, "conn_id": 8, "srtt_us": 4, "cpu": 2}
 MONO_NS = 5_000_000_000_000

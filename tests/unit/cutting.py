@@ -16,17 +16,17 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.base import control
-from formats.base.control import Checkpoint, End
-from formats.klogger.encode import Packed, finish_dump, pack_event
-from formats.klogger.reader import LogReader
-from formats.klogger.table import RECORD_HEAD_BYTES
-from formats.klogger.walk import list_bytes
-from formats.magnet.control import Block, encode
-from formats.magnet.header import MagnetFile
-from formats.magnet.layout import CONTROL, FIRST_EVENT
-from formats.magnet.walk import Entry, Walk
-from formats.psc.reader import open_capture
+from tcpkmon.formats.base import control
+from tcpkmon.formats.base.control import Checkpoint, End
+from tcpkmon.formats.klogger.encode import Packed, finish_dump, pack_event
+from tcpkmon.formats.klogger.reader import LogReader
+from tcpkmon.formats.klogger.table import RECORD_HEAD_BYTES
+from tcpkmon.formats.klogger.walk import list_bytes
+from tcpkmon.formats.magnet.control import Block, encode
+from tcpkmon.formats.magnet.header import MagnetFile
+from tcpkmon.formats.magnet.layout import CONTROL, FIRST_EVENT
+from tcpkmon.formats.magnet.walk import Entry, Walk
+from tcpkmon.formats.psc.reader import open_capture
 
 _HEAD = np.dtype([("number", "=u4"), ("size", "=u4"), ("serial", "=u8"), ("time", "=u8")])
 

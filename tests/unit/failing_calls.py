@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from collector.writer.file_sink import Calls
+from tcpkmon.collector.writer.file_sink import Calls
 
 SHORT = -1
 """Instead of an errno: the write takes only a part."""

@@ -13,11 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.klogger.describe import SNAPSHOT_NUMBER, describe_event, make_header
-from formats.klogger.encode import Packed, encode_preamble, finish_dump, pack_event, pack_records
-from formats.klogger.table import LogFormat
-from formats.schema import Schema, load, parse
-from formats.schema.resolve import merge
+from tcpkmon.formats.klogger.describe import SNAPSHOT_NUMBER, describe_event, make_header
+from tcpkmon.formats.klogger.encode import (
+    Packed,
+    encode_preamble,
+    finish_dump,
+    pack_event,
+    pack_records,
+)
+from tcpkmon.formats.klogger.table import LogFormat
+from tcpkmon.formats.schema import Schema, load, parse
+from tcpkmon.formats.schema.resolve import merge
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "bpf" / "schemata" / "base.conf"

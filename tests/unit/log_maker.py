@@ -13,21 +13,21 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.plan.event_layout import lay_out, ring_dtype
-from collector.plan.schema_sources import find_sources
-from collector.ring.batch import Batch
-from collector.ring.points import ACCOUNT, ROWS
-from collector.sequencer.clock_pairs import Clocks
-from collector.sequencer.cpu_queue import FOREVER_NS
-from collector.writer.base_stream import Stream
-from collector.writer.capture_info import CaptureInfo
-from collector.writer.ledger import Books
-from collector.writer.stream import STREAMS
-from formats.base.changes import ChangeKind
-from formats.base.control import Change, EndReason, Mark, Program
-from formats.base.segments import find_segments
-from formats.schema import Event
-from formats.schema.parser import load
+from tcpkmon.collector.plan.event_layout import lay_out, ring_dtype
+from tcpkmon.collector.plan.schema_sources import find_sources
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.ring.points import ACCOUNT, ROWS
+from tcpkmon.collector.sequencer.clock_pairs import Clocks
+from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.collector.writer.capture_info import CaptureInfo
+from tcpkmon.collector.writer.ledger import Books
+from tcpkmon.collector.writer.stream import STREAMS
+from tcpkmon.formats.base.changes import ChangeKind
+from tcpkmon.formats.base.control import Change, EndReason, Mark, Program
+from tcpkmon.formats.base.segments import find_segments
+from tcpkmon.formats.schema import Event
+from tcpkmon.formats.schema.parser import load
 
 WAIT_S = 60.0
 CPUS = 2
@@ -69,8 +69,10 @@ class LogMaker:
             buffer_bytes=1 << 20, low_water_percent=75,
             states=lambda: {"PING": (self.number, self.state)},
         )  # fmt: skip
-        with patch("collector.writer.klogger_codec.online_cpus", lambda: list(online)), patch(
-            "collector.writer.klogger_codec.process_notes", lambda: []
+        codec = "tcpkmon.collector.writer.klogger_codec"
+        with (
+            patch(f"{codec}.online_cpus", lambda: list(online)),
+            patch(f"{codec}.process_notes", lambda: []),
         ):
             self.stream.begin(info, current, self.clocks)  # type: ignore[arg-type]
         self.stream.start()
@@ -105,7 +107,7 @@ class LogMaker:
 
     @property
     def row(self) -> int:
-        from collector.ring.points import row_of
+        from tcpkmon.collector.ring.points import row_of
 
         return row_of(self.number)
 

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.ring.batch import Batch
-from collector.ring.points import ACCOUNT, FIRST_EVENT, ROWS
-from collector.sequencer.clock_pairs import Clocks
-from collector.sequencer.cpu_queue import FOREVER_NS
-from collector.writer.base_stream import Stream
-from collector.writer.capture_info import CaptureInfo
-from collector.writer.ledger import Books
-from collector.writer.stream import STREAMS
-from formats.base.control import Change, Clock, EndReason, Mark, Program
-from formats.magnet.control import Block, encode, encode_header
-from formats.magnet.header import MagnetFile
-from formats.magnet.layout import NATIVE, Layout, convert
-from formats.magnet.walk import Piece, Walk
-from formats.schema import Schema, parse, place_fields
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.ring.points import ACCOUNT, FIRST_EVENT, ROWS
+from tcpkmon.collector.sequencer.clock_pairs import Clocks
+from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.collector.writer.capture_info import CaptureInfo
+from tcpkmon.collector.writer.ledger import Books
+from tcpkmon.collector.writer.stream import STREAMS
+from tcpkmon.formats.base.control import Change, Clock, EndReason, Mark, Program
+from tcpkmon.formats.magnet.control import Block, encode, encode_header
+from tcpkmon.formats.magnet.header import MagnetFile
+from tcpkmon.formats.magnet.layout import NATIVE, Layout, convert
+from tcpkmon.formats.magnet.walk import Piece, Walk
+from tcpkmon.formats.schema import Schema, parse, place_fields
 
 LAYERS = ("SOCK_SEND", "TCP_SEND", "IP_SEND", "DEV_SEND", "DEV_RECV", "IP_RECV", "TCP_RECV")
 LEAN = """

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from formats.schema import load, parse
-from formats.schema.resolve import merge
+from tcpkmon.formats.schema import load, parse
+from tcpkmon.formats.schema.resolve import merge
 from tests.unit.klogger_samples import BASE, CLOCK, describe_events
 from tests.unit.log_builder import LogBuilder
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.sequencer.cpu_queue import FOREVER_NS
-from collector.sequencer.ordered_batch import Ordered, Origin, opaque
-from collector.sequencer.sequencer import Sequencer
-from formats.base.control import Control
+from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS
+from tcpkmon.collector.sequencer.ordered_batch import Ordered, Origin, opaque
+from tcpkmon.collector.sequencer.sequencer import Sequencer
+from tcpkmon.formats.base.control import Control
 
 NO_CPU = 0xFFFF
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from formats.analysis.why import Snapshots
-from formats.base import control
-from formats.psc.columns import Column, entry_dtype
-from formats.psc.header import encode_header, writer_header
+from tcpkmon.formats.analysis.why import Snapshots
+from tcpkmon.formats.base import control
+from tcpkmon.formats.psc.columns import Column, entry_dtype
+from tcpkmon.formats.psc.header import encode_header, writer_header
 from tests.unit.captures import columns_for
 from tests.unit.why_capture import DEFAULT
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from formats.schema import Arch, Enum, Event, Field, LogLevel, Schema
-from formats.schema.comments import plain_doc
-from formats.schema.cursor import C_WORDS, KEYWORDS
-from formats.schema.model import Include, LevelItem, Member, Omit
-from formats.schema.types import BASIC_TYPES, is_type_name
+from tcpkmon.formats.schema import Arch, Enum, Event, Field, LogLevel, Schema
+from tcpkmon.formats.schema.comments import plain_doc
+from tcpkmon.formats.schema.cursor import C_WORDS, KEYWORDS
+from tcpkmon.formats.schema.model import Include, LevelItem, Member, Omit
+from tcpkmon.formats.schema.types import BASIC_TYPES, is_type_name
 
 HOWTO_LEVELS = """
 using two

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from collector.plan.columns import choose_columns, load_schema, make_layout
-from collector.ring.batch import Batch
-from collector.ring.points import ACCOUNT, ROWS
-from collector.sequencer.clock_pairs import Clocks
-from collector.writer.base_stream import Stream
-from collector.writer.capture_info import CaptureInfo
-from collector.writer.ledger import Books
-from collector.writer.stream import STREAMS
-from formats.base.control import EndReason
-from formats.base.segments import find_segments
+from tcpkmon.collector.plan.columns import choose_columns, load_schema, make_layout
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.ring.points import ACCOUNT, ROWS
+from tcpkmon.collector.sequencer.clock_pairs import Clocks
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.collector.writer.capture_info import CaptureInfo
+from tcpkmon.collector.writer.ledger import Books
+from tcpkmon.collector.writer.stream import STREAMS
+from tcpkmon.formats.base.control import EndReason
+from tcpkmon.formats.base.segments import find_segments
 
 WAIT_S = 60.0
 LOCATION = 1

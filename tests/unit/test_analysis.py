@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from formats.analysis import (
+from tcpkmon.formats.analysis import (
     Event,
     Intervals,
     Statistics,
@@ -23,9 +23,9 @@ from formats.analysis import (
     sleep_times,
     sleeps,
 )
-from formats.analysis.intervals import Matcher
-from formats.base.errors import FileError, TcpkmonError, UsageError
-from formats.klogger import merge
+from tcpkmon.formats.analysis.intervals import Matcher
+from tcpkmon.formats.base.errors import FileError, TcpkmonError, UsageError
+from tcpkmon.formats.klogger import merge
 from tests.unit.klogger_samples import CLOCK, LogMaker
 from tests.unit.log_builder import SCHEMA, clean_log
 
@@ -85,7 +85,7 @@ def test_events_of_several_cpus_come_in_time_order(
     monkeypatch.setattr(merge, "HOLD", 4)
     original = merge.merge_logs
     short = partial(original, records=5)
-    monkeypatch.setattr("formats.klogger.logs.merge_logs", short)
+    monkeypatch.setattr("tcpkmon.formats.klogger.logs.merge_logs", short)
     one, two = LogMaker(TEXT, 0), LogMaker(TEXT, 1)
     for number in range(100):
         one.add("SCHEDIN", {"pid": number}, at=20 * number)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from formats.schema import format_schema, load
+from tcpkmon.formats.schema import format_schema, load
 from tests.unit.klogger_samples import BASE, ROOT, LogMaker, Values, describe_events
 
 DOCUMENT = ROOT / "docs" / "analysis.md"
@@ -101,13 +101,13 @@ def test_the_pairs(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_what_the_tables_name_is_there() -> None:
-    import formats.analysis as log
-    from collector import klogger
+    import tcpkmon.formats.analysis as log
+    from tcpkmon.collector import capturing
 
     text = DOCUMENT.read_text()
     for name in re.findall(r"^\| `(\w+)\(", text, re.M):
-        assert hasattr(klogger, name) or hasattr(log, name), name
+        assert hasattr(capturing, name) or hasattr(log, name), name
     for name in re.findall(r"`(?:capture)?\.(\w+)\(", text):
-        assert hasattr(klogger.Capture, name) or hasattr(log.Intervals, name), name
+        assert hasattr(capturing.Capture, name) or hasattr(log.Intervals, name), name
     for name in re.findall(r"`(?:intervals)\.(\w+)", text):
         assert name in log.Intervals.__dataclass_fields__ or hasattr(log.Intervals, name)

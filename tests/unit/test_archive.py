@@ -12,19 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import formats
-from collector.commands.tcpkmon import command as tcpkmon_command
-from collector.plan.rotation import Rotation
-from collector.session import archive as module
-from collector.session.archive import Archive
-from collector.session.keeper import Keeper
-from formats.base.cli import run
-from formats.base.errors import DamagedError, FileError
-from formats.base.files import open_plain, read_head
-from formats.export.table_file import write_parquet
-from formats.psc.archive import describe
-from formats.psc.reader import Capture, open_capture
-from formats.registry import format_of
+import tcpkmon
+from tcpkmon.collector.commands.tcpkmon import command as tcpkmon_command
+from tcpkmon.collector.plan.rotation import Rotation
+from tcpkmon.collector.session import archive as module
+from tcpkmon.collector.session.archive import Archive
+from tcpkmon.collector.session.keeper import Keeper
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import DamagedError, FileError
+from tcpkmon.formats.base.files import open_plain, read_head
+from tcpkmon.formats.export.table_file import write_parquet
+from tcpkmon.formats.psc.archive import describe
+from tcpkmon.formats.psc.reader import Capture, open_capture
+from tcpkmon.formats.registry import format_of
 from tests.fuzz.seeds import seeds
 from tests.unit.segment_maker import CPUS, Maker, index_of, make
 
@@ -59,7 +59,7 @@ def test_compressed_segments_are_read_and_verified(tmp_path: Path) -> None:
     paths = make(tmp_path / "out", segments=3, count=2000, lose=2)
     shutil.copytree(tmp_path / "out", tmp_path / "plain")
     assert archive(tmp_path / "out", "zst") == [f"{path.name}.zst" for path in paths]
-    with formats.open(tmp_path / "out") as packed, formats.open(tmp_path / "plain") as plain:
+    with tcpkmon.open(tmp_path / "out") as packed, tcpkmon.open(tmp_path / "plain") as plain:
         assert isinstance(packed, Capture) and isinstance(plain, Capture)
         assert not packed.warnings and packed.array.tobytes() == plain.array.tobytes()
     *parts, chain = format_of(tmp_path / "out").verify(tmp_path / "out")
@@ -111,7 +111,7 @@ def test_parquet_becomes_the_file_again(tmp_path: Path) -> None:
         with open_plain(f"{path}.parquet") as file:
             assert file.read() == data
         assert read_head(f"{path}.parquet", 64) == data[:64]
-    with formats.open(tmp_path / "out") as reader:
+    with tcpkmon.open(tmp_path / "out") as reader:
         assert reader.lost == 4 * 3 * CPUS and reader.complete and not reader.damaged
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from test_bench_report import run_bench
 
-from formats.base.errors import TcpkmonError, UsageError
 from scripts.benchmark import compare, slowdown
 from scripts.benchmark.trees import Tree, tree
 from scripts.benchmark.work import WORK
 from scripts.experiments import interleaved
 from scripts.experiments.results import Results
 from scripts.experiments.student import Change, chance_of, change, differ
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 TREES = [Tree("main", "abc", Path("/a")), Tree("HEAD", "def", Path("/b"))]
 

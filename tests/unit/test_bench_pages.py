@@ -10,12 +10,12 @@ import pytest
 from test_bench_report import run_bench
 from test_bench_stats import filled
 
-from formats.base.errors import FileError, UsageError
 from scripts.benchmark import pages
 from scripts.benchmark.main import MEASURES
 from scripts.benchmark.report import markdown
 from scripts.experiments.results import Results
 from scripts.experiments.stats import number, percent
+from tcpkmon.formats.base.errors import FileError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux.btf import Btf, Kind
-from formats.base.errors import KernelError
+from tcpkmon.collector.linux.btf import Btf, Kind
+from tcpkmon.formats.base.errors import KernelError
 from tests.unit.btf_builder import U32, Builder, sample
 
 

@@ -14,24 +14,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.commands import capture_options
-from collector.commands.collect import command
-from collector.linux.kernel_constants import Facts
-from collector.loader import shedding
-from collector.plan import budget as plan
-from collector.plan import columns, engine_config, tcp_codegen
-from collector.plan.budget import Budget, is_in_sample, make_steps
-from collector.plan.options import make_part
-from collector.plan.probes import Plan
-from collector.plan.schema_sources import find_sources, read_texts
-from collector.ring.rings import DEFAULT_TRANSPORT
-from collector.session.budget import MOST_BACKOFF, Controller, Measured
-from collector.session.counts import Counts
-from formats.base.changes import ChangeKind
-from formats.base.control import Change
-from formats.base.errors import UsageError
-from formats.base.shedding import Shed, Why, describe_why, encode_why, steps_of
-from formats.verify import verify_file
+from tcpkmon.collector.commands import capture_options
+from tcpkmon.collector.commands.collect import command
+from tcpkmon.collector.linux.kernel_constants import Facts
+from tcpkmon.collector.loader import shedding
+from tcpkmon.collector.plan import budget as plan
+from tcpkmon.collector.plan import columns, engine_config, tcp_codegen
+from tcpkmon.collector.plan.budget import Budget, is_in_sample, make_steps
+from tcpkmon.collector.plan.options import make_part
+from tcpkmon.collector.plan.probes import Plan
+from tcpkmon.collector.plan.schema_sources import find_sources, read_texts
+from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
+from tcpkmon.collector.session.budget import MOST_BACKOFF, Controller, Measured
+from tcpkmon.collector.session.counts import Counts
+from tcpkmon.formats.base.changes import ChangeKind
+from tcpkmon.formats.base.control import Change
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.shedding import Shed, Why, describe_why, encode_why, steps_of
+from tcpkmon.formats.verify import verify_file
 from tests.unit.captures import CaptureBuilder
 
 SCHEMA = columns.load_schema()

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from collector.plan.budget import LOCATIONS, Step, make_steps
-from collector.plan.event_codegen import event_lines
-from collector.plan.event_layout import EventLayout, lay_out_sources
-from collector.plan.schema_sources import find_sources
-from formats.base.changes import ChangeKind
-from formats.base.shedding import Why, encode_why
-from formats.klogger.batch import changes_of
-from formats.klogger.reader import LogReader
-from formats.magnet.control import POINT_COUNTERS
-from formats.magnet.header import MagnetFile
-from formats.magnet.walk import Entry, Walk
-from formats.registry import format_of
-from formats.verify import Report, verify_magnet
-from formats.verify.klogger.books import integers
+from tcpkmon.collector.plan.budget import LOCATIONS, Step, make_steps
+from tcpkmon.collector.plan.event_codegen import event_lines
+from tcpkmon.collector.plan.event_layout import EventLayout, lay_out_sources
+from tcpkmon.collector.plan.schema_sources import find_sources
+from tcpkmon.formats.base.changes import ChangeKind
+from tcpkmon.formats.base.shedding import Why, encode_why
+from tcpkmon.formats.klogger.batch import changes_of
+from tcpkmon.formats.klogger.reader import LogReader
+from tcpkmon.formats.magnet.control import POINT_COUNTERS
+from tcpkmon.formats.magnet.header import MagnetFile
+from tcpkmon.formats.magnet.walk import Entry, Walk
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify import Report, verify_magnet
+from tcpkmon.formats.verify.klogger.books import integers
 from tests.unit.klogger_samples import LogMaker as SampleLog
 from tests.unit.klogger_samples import describe_events, make_schema
 from tests.unit.log_maker import LogMaker

@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.sequencer import buffer_pool as pool_module
-from collector.sequencer.buffer_pool import LEAST_BYTES, PAGE_BYTES, PIECE_BYTES, Pool, even
+from tcpkmon.collector.sequencer import buffer_pool as pool_module
+from tcpkmon.collector.sequencer.buffer_pool import LEAST_BYTES, PAGE_BYTES, PIECE_BYTES, Pool, even
 
 ROW = np.dtype(("V", 360))
 FULL = PIECE_BYTES // ROW.itemsize

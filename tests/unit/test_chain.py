@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import formats
-from collector.commands.tcpkmon import command as tcpkmon_command
-from collector.session.archive import Archive
-from formats.base.cli import run
-from formats.base.segments import find_segments
-from formats.psc.reader import Capture, open_capture
-from formats.registry import format_of
-from formats.verify import Report
-from formats.verify.psc.repair import repair_file
+import tcpkmon
+from tcpkmon.collector.commands.tcpkmon import command as tcpkmon_command
+from tcpkmon.collector.session.archive import Archive
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.segments import find_segments
+from tcpkmon.formats.psc.reader import Capture, open_capture
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify import Report
+from tcpkmon.formats.verify.psc.repair import repair_file
 from tests.unit.log_maker import LogMaker
 from tests.unit.segment_maker import CPUS, Maker, make
 from tests.unit.test_segments import flip
@@ -158,7 +158,7 @@ def test_a_damaged_segment_is_said(tmp_path: Path) -> None:
 
 def test_a_folder_is_read_as_one_capture(tmp_path: Path) -> None:
     paths = make(tmp_path / "out", segments=4, count=500, lose=1)
-    with formats.open(tmp_path / "out") as reader:
+    with tcpkmon.open(tmp_path / "out") as reader:
         assert isinstance(reader, Capture) and not reader.warnings
         assert reader.lost == 4 * CPUS and reader.complete and not reader.damaged
         seqs = reader.seq()
@@ -172,7 +172,7 @@ def test_a_folder_is_read_as_one_capture(tmp_path: Path) -> None:
     assert (whole[0] == expected).all() and (whole[1] == expected[400:2500]).all()
     assert (np.diff(seqs.astype(np.int64)) > 0).all()
     paths[1].unlink()
-    with formats.open(tmp_path / "out") as reader:
+    with tcpkmon.open(tmp_path / "out") as reader:
         assert reader.warnings == ["segment 2 is missing"]
         assert reader.lost > 4 * CPUS + 900
 
@@ -194,7 +194,7 @@ def test_the_newest_of_several_captures_is_read(tmp_path: Path) -> None:
     maker.rotate()
     maker.records(30)
     maker.close()
-    with formats.open(tmp_path / "out") as reader:
+    with tcpkmon.open(tmp_path / "out") as reader:
         assert isinstance(reader, Capture) and not reader.warnings
         assert int((~reader.control()).sum()) == 60 * CPUS
     assert len(list((tmp_path / "out").glob("*.pm"))) == 4
@@ -203,7 +203,7 @@ def test_the_newest_of_several_captures_is_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_exported_and_drawn(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from formats.commands.pmgraph import command as pmgraph
+    from tcpkmon.formats.commands.pmgraph import command as pmgraph
 
     make(tmp_path / "out", segments=3, count=20)
     assert run(tcpkmon_command, ["export", str(tmp_path / "out")], prog="tcpkmon") == 0

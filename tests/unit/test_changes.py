@@ -14,22 +14,22 @@ from failing_calls import FaultyCalls
 from matplotlib.text import Text
 from writers import psc_writer
 
-from collector.control.changes import Changes
-from collector.writer.base_events import notes_of
-from collector.writer.file_sink import FileSink
-from collector.writer.written import Written
-from formats.analysis import match_pairs, open_log
-from formats.base import control
-from formats.base.changes import ChangeKind, Off, Switches, describe
-from formats.base.cli import run
-from formats.base.control import Change
-from formats.commands.pmgraph import command as pmgraph
-from formats.pmgraph.figure import draw
-from formats.pmgraph.options import select
-from formats.pmgraph.pages import build_pages
-from formats.pmgraph.terminal import draw_text
-from formats.psc.reader import open_capture
-from formats.verify import verify_file, verify_log
+from tcpkmon.collector.control.changes import Changes
+from tcpkmon.collector.writer.base_events import notes_of
+from tcpkmon.collector.writer.file_sink import FileSink
+from tcpkmon.collector.writer.written import Written
+from tcpkmon.formats.analysis import match_pairs, open_log
+from tcpkmon.formats.base import control
+from tcpkmon.formats.base.changes import ChangeKind, Off, Switches, describe
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.control import Change
+from tcpkmon.formats.commands.pmgraph import command as pmgraph
+from tcpkmon.formats.pmgraph.figure import draw
+from tcpkmon.formats.pmgraph.options import select
+from tcpkmon.formats.pmgraph.pages import build_pages
+from tcpkmon.formats.pmgraph.terminal import draw_text
+from tcpkmon.formats.psc.reader import open_capture
+from tcpkmon.formats.verify import verify_file, verify_log
 from tests.unit.captures import CaptureBuilder, decoded, find, replace
 from tests.unit.log_builder import LogBuilder, clean_log
 

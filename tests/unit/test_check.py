@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-import formats
-from formats.analysis.check import Capture, check, measure
-from formats.analysis.why import connections, intervals
-from formats.base.cli import run
-from formats.base.expressions import (
+import tcpkmon
+from tcpkmon.formats.analysis.check import Capture, check, measure
+from tcpkmon.formats.analysis.why import connections, intervals
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.expressions import (
     Call,
     ExpressionError,
     Mistake,
@@ -26,7 +26,7 @@ from formats.base.expressions import (
     Operation,
     parse_assertion,
 )
-from formats.commands.check import command
+from tcpkmon.formats.commands.check import command
 from tests.unit.why_capture import write_capture
 
 
@@ -41,12 +41,12 @@ def capture(path: Path) -> Capture:
 
 
 def formats_lost(path: str) -> int:
-    with formats.open(path) as reader:
+    with tcpkmon.open(path) as reader:
         return reader.lost
 
 
 def records(path: Path, name: str) -> np.ndarray:
-    with formats.open(path) as reader:
+    with tcpkmon.open(path) as reader:
         rows = reader.columns([name, "conn_id"], 0, 10**9)
     return rows[name][rows["conn_id"] > 0].astype(np.float64)
 

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from collector.sequencer.clock_pairs import STEP_NS, Clocks, read_pair
+from tcpkmon.collector.sequencer.clock_pairs import STEP_NS, Clocks, read_pair
 
 HOUR_NS = 3600 * 10**9
 

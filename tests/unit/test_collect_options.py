@@ -13,18 +13,18 @@ import sys
 import numpy as np
 import pytest
 
-from collector.commands import collect
-from collector.plan import columns
-from collector.plan.quantities import parse_duration
-from collector.session import status_line
-from collector.session.stop_signals import Stopping
-from collector.writer import stream
-from collector.writer.record_printer import Printer
-from formats.base import cli
-from formats.base.control import EndReason
-from formats.base.errors import UsageError
-from formats.base.text import address_of
-from formats.registry import FILE_FORMATS
+from tcpkmon.collector.commands import collect
+from tcpkmon.collector.plan import columns
+from tcpkmon.collector.plan.quantities import parse_duration
+from tcpkmon.collector.session import status_line
+from tcpkmon.collector.session.stop_signals import Stopping
+from tcpkmon.collector.writer import stream
+from tcpkmon.collector.writer.record_printer import Printer
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.base.control import EndReason
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.text import address_of
+from tcpkmon.formats.registry import FILE_FORMATS
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_status_texts():
 def test_a_message_after_the_status_has_a_line_of_its_own() -> None:
     master, slave = os.openpty()
     code = (
-        "from collector.session.status_line import Status\n"
-        "from formats.base.cli import say\n"
+        "from tcpkmon.collector.session.status_line import Status\n"
+        "from tcpkmon.formats.base.cli import say\n"
         "with Status(False) as status:\n"
         "    status.show('12 records')\n"
         "    status.close()\n"

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from formats.base.errors import TcpkmonError
-from formats.commands import check, connections, export, pmgraph, verify, why
-from formats.psc.columns import FLAG_INT_HOST, FLAG_INT_NET, FLAG_STRING
-from formats.psc.header import encode_header
-from formats.psc.reader import open_capture
+from tcpkmon.formats.base.errors import TcpkmonError
+from tcpkmon.formats.commands import check, connections, export, pmgraph, verify, why
+from tcpkmon.formats.psc.columns import FLAG_INT_HOST, FLAG_INT_NET, FLAG_STRING
+from tcpkmon.formats.psc.header import encode_header
+from tcpkmon.formats.psc.reader import open_capture
 from tests.unit.why_capture import DEFAULT, write_capture
 
 COMMANDS: dict[str, tuple[Any, list[str]]] = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from collector.plan import columns
-from collector.ring import points
-from formats.base.errors import UsageError
-from formats.psc.columns import CLASSIC
+from tcpkmon.collector.plan import columns
+from tcpkmon.collector.ring import points
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.psc.columns import CLASSIC
 
 SCHEMA = columns.load_schema()
 EVENT = SCHEMA.event(columns.EVENT)

@@ -10,10 +10,10 @@ import re
 
 import pytest
 
-from collector.plan.columns import EVENT, choose_columns, load_schema, make_layout
-from collector.plan.event_codegen import event_lines
-from collector.plan.event_layout import lay_out_sources
-from collector.plan.schema_sources import (
+from tcpkmon.collector.plan.columns import EVENT, choose_columns, load_schema, make_layout
+from tcpkmon.collector.plan.event_codegen import event_lines
+from tcpkmon.collector.plan.event_layout import lay_out_sources
+from tcpkmon.collector.plan.schema_sources import (
     TCP,
     blank_comments,
     find_sources,
@@ -21,8 +21,8 @@ from collector.plan.schema_sources import (
     read_texts,
     shipped_names,
 )
-from formats.klogger.describe import IN_HEAD, describe_snapshot
-from formats.psc.columns import CLASSIC
+from tcpkmon.formats.klogger.describe import IN_HEAD, describe_snapshot
+from tcpkmon.formats.psc.columns import CLASSIC
 
 SCHEMA = load_schema()
 DECLARED = tuple(field.name for field in SCHEMA.event(EVENT).fields)

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from collector.session.command import Command, Identity, find_caller
-from formats.base.errors import UsageError
+from tcpkmon.collector.session.command import Command, Identity, find_caller
+from tcpkmon.formats.base.errors import UsageError
 
 WAIT_S = 60.0
 
 
 @pytest.fixture(autouse=True)
 def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collector.session.command._in_foreground", lambda: False)
+    monkeypatch.setattr("tcpkmon.collector.session.command._in_foreground", lambda: False)
 
 
 def python(script: str) -> list[str]:
@@ -110,7 +110,7 @@ def test_the_gate_ends_with_the_collector(tmp_path: Path) -> None:
     """A collector that is killed before it attached must not leave a command waiting."""
     mark = tmp_path / "mark"
     script = (
-        "import os, sys; from collector.session.command import Command\n"
+        "import os, sys; from tcpkmon.collector.session.command import Command\n"
         f"c = Command(['touch', {str(mark)!r}]); print(c.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     # Its standard output is the gate's too: the end of file says that both are gone.
@@ -164,7 +164,7 @@ def test_signals_have_their_defaults_and_are_forwarded() -> None:
 
 
 def test_a_terminals_interrupt_is_not_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collector.session.command._in_foreground", lambda: True)
+    monkeypatch.setattr("tcpkmon.collector.session.command._in_foreground", lambda: True)
     with Command(["sleep", "600"]) as command:
         command.go()
         sent: list[int] = []

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from collector.loader import compiler
-from collector.loader.compiler import CompileError, Later, UserCompileError, compile_text
-from formats.base.errors import KernelError, PrivilegeError
+from tcpkmon.collector.loader import compiler
+from tcpkmon.collector.loader.compiler import CompileError, Later, UserCompileError, compile_text
+from tcpkmon.formats.base.errors import KernelError, PrivilegeError
 
 # Stands in for compile_child.py: notes that it ran, and answers with an image of one function.
 CHILD = """

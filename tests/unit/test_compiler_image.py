@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from collector.loader import compiler
-from collector.loader.bytecode import (
+from tcpkmon.collector.loader import compiler
+from tcpkmon.collector.loader.bytecode import (
     COPY_MARK,
     TO_TCP_SOCK,
     TYPE_MARK,
@@ -19,10 +19,10 @@ from collector.loader.bytecode import (
     fill_maps,
     second_copy,
 )
-from collector.loader.compiler import Code, Image, MapSpec
-from collector.loader.socket_iterator import socket_inodes
-from collector.plan.filters import _check_pid
-from formats.base.errors import UsageError
+from tcpkmon.collector.loader.compiler import Code, Image, MapSpec
+from tcpkmon.collector.loader.socket_iterator import socket_inodes
+from tcpkmon.collector.plan.filters import _check_pid
+from tcpkmon.formats.base.errors import UsageError
 
 COUNTS = MapSpec("counts", 2, 4, 8, 16, 0)
 EVENTS = MapSpec("events", 4, 4, 4, 2, 0)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from formats.analysis import open_log
-from formats.commands.condense import command
-from formats.history import NO_USER, Condensed, Times, condense
-from formats.history.spans import total_ns
+from tcpkmon.formats.analysis import open_log
+from tcpkmon.formats.commands.condense import command
+from tcpkmon.formats.history import NO_USER, Condensed, Times, condense
+from tcpkmon.formats.history.spans import total_ns
 from tests.unit.log_builder import LogBuilder
 
 TASK = "int tid; int tgid; uint uid; ulonglong cgroup; ulonglong cpu_time;"

@@ -12,14 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.plan.columns import EVENT, choose_columns, load_schema, locations_of, make_layout
-from collector.plan.triggers import compile_triggers
-from formats.analysis.check import Capture, check, compile_assertions, parse_where
-from formats.analysis.check.scope import Table
-from formats.analysis.diff import parse_conditions
-from formats.base.errors import TcpkmonError
-from formats.base.expressions import ExpressionError
-from formats.conditions import FUNCTIONS
+from tcpkmon.collector.plan.columns import (
+    EVENT,
+    choose_columns,
+    load_schema,
+    locations_of,
+    make_layout,
+)
+from tcpkmon.collector.plan.triggers import compile_triggers
+from tcpkmon.formats.analysis.check import Capture, check, compile_assertions, parse_where
+from tcpkmon.formats.analysis.check.scope import Table
+from tcpkmon.formats.analysis.diff import parse_conditions
+from tcpkmon.formats.base.errors import TcpkmonError
+from tcpkmon.formats.base.expressions import ExpressionError
+from tcpkmon.formats.conditions import FUNCTIONS
 from tests.unit.why_capture import write_capture
 
 PAGE = Path(__file__).parents[2] / "docs" / "conditions.md"

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.base import control
-from formats.psc.columns import CLASSIC, Column, entry_dtype
+from tcpkmon.formats.base import control
+from tcpkmon.formats.psc.columns import CLASSIC, Column, entry_dtype
 
 BIG = 2**40 + 3  # low word 3, high word 256
 

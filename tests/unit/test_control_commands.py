@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from collector.commands import status
-from collector.commands.tcpkmon import command
-from collector.control.access import own_name, read_name
-from collector.control.choosing import choose, named
-from collector.control.client import Client, find_collectors
-from collector.control.server import ControlServer
-from formats.base.cli import run
-from formats.base.errors import KernelError, TcpkmonError, UsageError
+from tcpkmon.collector.commands import status
+from tcpkmon.collector.commands.tcpkmon import command
+from tcpkmon.collector.control.access import own_name, read_name
+from tcpkmon.collector.control.choosing import choose, named
+from tcpkmon.collector.control.client import Client, find_collectors
+from tcpkmon.collector.control.server import ControlServer
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import KernelError, TcpkmonError, UsageError
 
 EVENTS = [
     {"number": 32, "name": "SCHEDIN", "enabled": True, "attempts": 5, "written": 4, "lost": 1},
@@ -345,7 +345,7 @@ def test_the_group_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(client, "_exchange", refuse)
         with pytest.raises(TcpkmonError, match="listens to root only"):
             client.enable()
-        module = "collector.control.client"
+        module = "tcpkmon.collector.control.client"
         monkeypatch.setattr(f"{module}.group_name", lambda gid: f"group{gid}")
         server.path.chmod(0o660)
         with pytest.raises(TcpkmonError, match=f"members of the group group{os.getegid()}; "):

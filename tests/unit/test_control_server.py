@@ -21,12 +21,12 @@ from typing import Any
 
 import pytest
 
-from collector.control import access, lines, onlookers
-from collector.control.access import Peer, listen, peer_of
-from collector.control.client import Client, Collector
-from collector.control.lines import CLIENTS, REQUEST_BYTES
-from collector.control.server import ControlServer
-from formats.base.errors import FileError, UsageError
+from tcpkmon.collector.control import access, lines, onlookers
+from tcpkmon.collector.control.access import Peer, listen, peer_of
+from tcpkmon.collector.control.client import Client, Collector
+from tcpkmon.collector.control.lines import CLIENTS, REQUEST_BYTES
+from tcpkmon.collector.control.server import ControlServer
+from tcpkmon.formats.base.errors import FileError, UsageError
 from tests.descriptors import descriptors
 
 LIMIT_S = 60.0

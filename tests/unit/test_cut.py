@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formats.base import cli
-from formats.base.errors import DamagedError, FileError, UsageError
-from formats.base.segments import find_segments
-from formats.commands.cut import command
-from formats.psc.header import KIND_SETTINGS, encode_header, text_data
-from formats.psc.reader import Capture
-from formats.verify.psc.check import verify_file
-from formats.verify.psc.cut import cut_file
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.base.errors import DamagedError, FileError, UsageError
+from tcpkmon.formats.base.segments import find_segments
+from tcpkmon.formats.commands.cut import command
+from tcpkmon.formats.psc.header import KIND_SETTINGS, encode_header, text_data
+from tcpkmon.formats.psc.reader import Capture
+from tcpkmon.formats.verify.psc.check import verify_file
+from tcpkmon.formats.verify.psc.cut import cut_file
 from tests.fuzz.seeds import dumps
 from tests.kept.make import unpack
 from tests.unit.captures import FURTHER, CaptureBuilder, clean_capture, full_capture
@@ -72,7 +72,7 @@ def check(path: Path, out: Path, share: float) -> None:
 def test_what_is_left_is_proven(
     tmp_path: Path, options: dict[str, Any], share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("formats.verify.psc.cut._BLOCK_ROWS", 37)  # groups cross the blocks
+    monkeypatch.setattr("tcpkmon.formats.verify.psc.cut._BLOCK_ROWS", 37)  # groups cross the blocks
     for name, made in (("full", full_capture), ("clean", clean_capture)):
         path = made(**options).write(tmp_path / f"{name}.pm")
         check(path, tmp_path / f"{name}-cut.pm", share)

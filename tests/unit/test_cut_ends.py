@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from formats.base.segments import find_segments
-from formats.registry import format_of
-from formats.verify.report import NOT_CLOSED
+from tcpkmon.formats.base.segments import find_segments
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify.report import NOT_CLOSED
 from tests.fuzz.seeds import dumps as psc_dumps
 from tests.unit.cutting import Cut, cut_log, cut_magnet, cut_psc
 from tests.unit.log_maker import LogMaker, make_logs

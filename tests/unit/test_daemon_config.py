@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from collector.commands import tcpkmon
-from collector.daemon import config, toml_files
-from collector.daemon.config import FILTERS, OPTIONS, OTHERS, PARTS
-from collector.plan.budget import Budget
-from collector.plan.filters import Filters
-from collector.plan.options import PATH, TEXT
-from collector.plan.recorder import Recorder
-from collector.plan.request import Request
-from collector.plan.rotation import Rotation
-from formats.base.cli import run
-from formats.base.errors import FileError, PrivilegeError
+from tcpkmon.collector.commands import tcpkmon
+from tcpkmon.collector.daemon import config, toml_files
+from tcpkmon.collector.daemon.config import FILTERS, OPTIONS, OTHERS, PARTS
+from tcpkmon.collector.plan.budget import Budget
+from tcpkmon.collector.plan.filters import Filters
+from tcpkmon.collector.plan.options import PATH, TEXT
+from tcpkmon.collector.plan.recorder import Recorder
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.plan.rotation import Rotation
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import FileError, PrivilegeError
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "collector" / "daemon" / "tcpkmon.toml"

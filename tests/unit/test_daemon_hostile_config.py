@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from collector.daemon import config
-from collector.daemon.checking import plan_of
-from collector.daemon.toml_files import MOST_BYTES, MOST_TOLD, ConfigError
-from collector.daemon.toml_lines import lines_of
-from formats.base.errors import FileError, TcpkmonError
+from tcpkmon.collector.daemon import config
+from tcpkmon.collector.daemon.checking import plan_of
+from tcpkmon.collector.daemon.toml_files import MOST_BYTES, MOST_TOLD, ConfigError
+from tcpkmon.collector.daemon.toml_lines import lines_of
+from tcpkmon.formats.base.errors import FileError, TcpkmonError
 
 CAPTURE = "[capture.a]\n"
 ROTATION, RECORDER = f"{CAPTURE}[capture.a.rotation]\n", f"{CAPTURE}[capture.a.recorder]\n"

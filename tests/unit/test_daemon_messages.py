@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from collector.daemon.channel import pair
-from collector.daemon.child import Child, State
-from collector.daemon.held import Held
-from collector.daemon.supervisor import Supervisor
-from collector.daemon.systemd import Systemd
-from collector.daemon.telling import Telling
-from collector.linux.syscalls import perf_event_open
+from tcpkmon.collector.daemon.channel import pair
+from tcpkmon.collector.daemon.child import Child, State
+from tcpkmon.collector.daemon.held import Held
+from tcpkmon.collector.daemon.supervisor import Supervisor
+from tcpkmon.collector.daemon.systemd import Systemd
+from tcpkmon.collector.daemon.telling import Telling
+from tcpkmon.collector.linux.syscalls import perf_event_open
 from tests.descriptors import descriptors
 
 DRAINED = {"what": "drained", "records": 1, "lost": 0}

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from collector.daemon.channel import pair
-from collector.daemon.child import STEADY_S, Child, State
-from collector.daemon.held import Held, Stored
-from collector.daemon.metrics_process import MetricsProcess
-from collector.daemon.systemd import Systemd
-from collector.linux.privileges import CAPABILITIES
-from collector.plan.quantities import parse_size
-from formats.base.errors import UsageError
+from tcpkmon.collector.daemon.channel import pair
+from tcpkmon.collector.daemon.child import STEADY_S, Child, State
+from tcpkmon.collector.daemon.held import Held, Stored
+from tcpkmon.collector.daemon.metrics_process import MetricsProcess
+from tcpkmon.collector.daemon.systemd import Systemd
+from tcpkmon.collector.linux.privileges import CAPABILITIES
+from tcpkmon.collector.plan.quantities import parse_size
+from tcpkmon.formats.base.errors import UsageError
 
 UNIT = Path(__file__).resolve().parents[2] / "collector" / "daemon" / "tcpkmon.service"
 
@@ -116,7 +116,7 @@ def test_another_configuration_takes_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_systemd_passes_on() -> None:
     code = (
-        "import os; from collector.daemon.systemd import Systemd\n"
+        "import os; from tcpkmon.collector.daemon.systemd import Systemd\n"
         "for name in ('PID', 'FDS', 'FDNAMES'): assert os.environ['LISTEN_' + name]\n"
         "os.environ['LISTEN_PID'] = str(os.getpid() + int(os.environ['OFF']))\n"
         "print(Systemd(os.environ).stored(), 'LISTEN_FDS' in os.environ)"
@@ -216,7 +216,7 @@ def test_metrics_without_a_group_say_once_what_they_lack(
 
 _STARTS_METRICS = """
 import sys, time
-from collector.daemon.metrics_process import MetricsProcess
+from tcpkmon.collector.daemon.metrics_process import MetricsProcess
 metrics = MetricsProcess()
 metrics.adopt({"listen": sys.argv[1]}, None)
 metrics.look_after()

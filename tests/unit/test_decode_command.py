@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.commands.tcpkmon import command as tcpkmon
-from formats.base.cli import run
-from formats.export import table_folder
-from formats.klogger.encode import encode_preamble
+from tcpkmon.collector.commands.tcpkmon import command as tcpkmon
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.export import table_folder
+from tcpkmon.formats.klogger.encode import encode_preamble
 from tests.unit.klogger_samples import CLOCK, ROOT, LogMaker
 
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -224,8 +224,8 @@ def test_a_long_log_is_decoded_in_little_memory(tmp_path: Path) -> None:
             out.write(maker.end_dump().dumps[-1])
             maker.dumps[-1] = b""
     script = (
-        "import re, sys; from formats.base.cli import run; "
-        "from formats.commands.decode import command; "
+        "import re, sys; from tcpkmon.formats.base.cli import run; "
+        "from tcpkmon.formats.commands.decode import command; "
         "code = run(command, sys.argv[1:]); "
         # Not getrusage(): its peak is that of this process, from before the child's exec.
         "peak = re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]; "

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux.deputy import Deputy
-from collector.writer.log_folder import LogFolder
-from formats.base.errors import FileError
+from tcpkmon.collector.linux.deputy import Deputy
+from tcpkmon.collector.writer.log_folder import LogFolder
+from tcpkmon.formats.base.errors import FileError
 
 
 def test_it_makes_the_files_of_a_log(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_it_makes_the_files_of_a_log(tmp_path: Path) -> None:
 
 def test_it_ends_with_its_process(tmp_path: Path) -> None:
     code = (
-        "import os, sys, pathlib\nfrom collector.linux.deputy import Deputy\n"
+        "import os, sys, pathlib\nfrom tcpkmon.collector.linux.deputy import Deputy\n"
         "Deputy(lambda n, d: 0, pathlib.Path(sys.argv[1]).touch, lambda: None)\n"
         "os.kill(os.getpid(), 9)\n"
     )

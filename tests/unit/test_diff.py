@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formats.analysis.check import parse_where
-from formats.analysis.diff import (
+from tcpkmon.formats.analysis.check import parse_where
+from tcpkmon.formats.analysis.diff import (
     BY_NAME,
     METRICS,
     compare,
@@ -23,15 +23,15 @@ from formats.analysis.diff import (
     parse_sides,
     read_run,
 )
-from formats.analysis.diff.courses import courses_of
-from formats.analysis.diff.settings import NOT_RECORDED, differences
-from formats.analysis.diff.statistics import DIFFERS, NO_DATA, SAME, TOO_FEW
-from formats.analysis.diff.units import values_by_connection, values_of_run
-from formats.base import cli
-from formats.base.errors import TcpkmonError, UsageError
-from formats.base.expressions import ExpressionError
-from formats.commands.diff import command
-from formats.magnet.control import MAGIC
+from tcpkmon.formats.analysis.diff.courses import courses_of
+from tcpkmon.formats.analysis.diff.settings import NOT_RECORDED, differences
+from tcpkmon.formats.analysis.diff.statistics import DIFFERS, NO_DATA, SAME, TOO_FEW
+from tcpkmon.formats.analysis.diff.units import values_by_connection, values_of_run
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.formats.base.expressions import ExpressionError
+from tcpkmon.formats.commands.diff import command
+from tcpkmon.formats.magnet.control import MAGIC
 from tests.unit.diff_capture import write_runs
 from tests.unit.magnet_log import write_folder
 from tests.unit.test_latency import begin, transfer
@@ -552,7 +552,7 @@ def test_panels_and_numbers_do_not_overlap(
                     overlap = one.get_window_extent().overlaps(other.get_window_extent())
                     assert not overlap, (panel.get_title("left"), one, other)
 
-    monkeypatch.setattr("formats.analysis.diff.picture.save_figure", measure)
+    monkeypatch.setattr("tcpkmon.formats.analysis.diff.picture.save_figure", measure)
     words = ("--metrics", metrics) if metrics else ()
     assert run(*sides, *words, "-o", tmp_path / "diff.png") == 0
     assert len(boxes) >= 7

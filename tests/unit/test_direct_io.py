@@ -18,9 +18,15 @@ from failing_calls import SHORT, FaultyCalls
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collector.writer import direct_io
-from collector.writer.direct_io import BLOCK_BYTES, LEAST_BYTES, PIECE_BYTES, Pieces, alignment
-from collector.writer.file_sink import Calls, FileSink
+from tcpkmon.collector.writer import direct_io
+from tcpkmon.collector.writer.direct_io import (
+    BLOCK_BYTES,
+    LEAST_BYTES,
+    PIECE_BYTES,
+    Pieces,
+    alignment,
+)
+from tcpkmon.collector.writer.file_sink import Calls, FileSink
 
 SIZE = 360
 SECTOR_BYTES = 512

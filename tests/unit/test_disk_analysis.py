@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from formats.analysis import device_name, open_log, queues, requests
-from formats.base.errors import UsageError
+from tcpkmon.formats.analysis import device_name, open_log, queues, requests
+from tcpkmon.formats.base.errors import UsageError
 from tests.unit.klogger_samples import LogMaker
 
 FIELDS = """

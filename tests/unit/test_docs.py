@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 import pytest
 
-from collector.commands import collect, tcpkmon
-from collector.plan.columns import (
+from tcpkmon.collector.commands import collect, tcpkmon
+from tcpkmon.collector.plan.columns import (
     EVENT,
     LOCATIONS,
     SETS,
@@ -21,8 +21,8 @@ from collector.plan.columns import (
     load_schema,
     make_layout,
 )
-from formats.base.control import FIRST_CONTROL
-from formats.schema import field_type
+from tcpkmon.formats.base.control import FIRST_CONTROL
+from tcpkmon.formats.schema import field_type
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.analysis.doing import Doing
-from formats.analysis.gather import EventTable
+from tcpkmon.formats.analysis.doing import Doing
+from tcpkmon.formats.analysis.gather import EventTable
 
 CLASSES = {0: "OTHER", 5: "DISK", 7: "POLL"}
 

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from formats.drawing import fit_numbers, new_figure, styled
+from tcpkmon.formats.drawing import fit_numbers, new_figure, styled
 
 
 @pytest.mark.parametrize("low, high", [

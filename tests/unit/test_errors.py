@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 import pytest
 
-from collector.linux.syscalls import refused
-from formats.base.cli import run, use_colours
-from formats.base.errors import (
+from tcpkmon.collector.linux.syscalls import refused
+from tcpkmon.formats.base.cli import run, use_colours
+from tcpkmon.formats.base.errors import (
     DamagedError,
     FileError,
     KernelError,
@@ -26,7 +26,7 @@ from formats.base.errors import (
     TcpkmonError,
     UsageError,
 )
-from formats.base.escape import for_terminal
+from tcpkmon.formats.base.escape import for_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -185,7 +185,7 @@ def test_usage_error(args: list[str], line: str, capfd: pytest.CaptureFixture[st
 
 def script(body: str) -> list[str]:
     lines = (
-        "import click, sys\nfrom formats.base.cli import run\n"
+        "import click, sys\nfrom tcpkmon.formats.base.cli import run\n"
         f"@click.command()\ndef main():\n{body}\n"
     )
     return [sys.executable, "-c", lines + "sys.exit(run(main, [], 'prog'))"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from collector.plan import event_codegen, event_layout
-from formats.base.errors import UsageError
-from formats.schema import parse
+from tcpkmon.collector.plan import event_codegen, event_layout
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.schema import parse
 
 SCHEMA = parse(
     "enum kind { plain, odd = -3 }\n"

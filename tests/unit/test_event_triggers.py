@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.plan.columns import choose_columns, load_schema, locations_of, make_layout
-from collector.plan.event_layout import EventLayout, lay_out_sources
-from collector.plan.event_triggers import EventWatch, compile_event_triggers
-from collector.plan.schema_sources import find_sources
-from collector.ring.points import EVENT_HEAD_BYTES
-from formats.base.expressions import ExpressionError
+from tcpkmon.collector.plan.columns import choose_columns, load_schema, locations_of, make_layout
+from tcpkmon.collector.plan.event_layout import EventLayout, lay_out_sources
+from tcpkmon.collector.plan.event_triggers import EventWatch, compile_event_triggers
+from tcpkmon.collector.plan.schema_sources import find_sources
+from tcpkmon.collector.ring.points import EVENT_HEAD_BYTES
+from tcpkmon.formats.base.expressions import ExpressionError
 
 
 @pytest.fixture(scope="module")

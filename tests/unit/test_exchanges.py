@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from formats.analysis.exchanges import (
+from tcpkmon.formats.analysis.exchanges import (
     EXCHANGE,
     Exchanges,
     Waited,
@@ -20,11 +20,11 @@ from formats.analysis.exchanges import (
     exchanges,
     ranked,
 )
-from formats.analysis.exchanges.cutting import NULL
-from formats.analysis.why import Connection
-from formats.base.cli import run
-from formats.commands import check, why
-from formats.commands.requests import command
+from tcpkmon.formats.analysis.exchanges.cutting import NULL
+from tcpkmon.formats.analysis.why import Connection
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.commands import check, why
+from tcpkmon.formats.commands.requests import command
 from tests.kept.make import unpack
 from tests.unit.request_capture import (
     MS,

@@ -14,14 +14,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-import formats
-from formats.base import cli
-from formats.base.arrow import encode
-from formats.commands.export import command
-from formats.export import table_file
-from formats.lines import strings, writing
-from formats.psc import lines, tables
-from formats.psc.tables import Snapshots
+import tcpkmon
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.base.arrow import encode
+from tcpkmon.formats.commands.export import command
+from tcpkmon.formats.export import table_file
+from tcpkmon.formats.lines import strings, writing
+from tcpkmon.formats.psc import lines, tables
+from tcpkmon.formats.psc.tables import Snapshots
 from tests.unit.pmgraph_capture import Builder, mapped, merge, sawtooth
 
 
@@ -41,7 +41,7 @@ def run(*arguments: object) -> int:
 
 def snapshots(path: Path) -> list[dict]:
     """What the reader gives, without pyarrow: the rows that are no control entries."""
-    with formats.open(path) as found:
+    with tcpkmon.open(path) as found:
         keep = ~found.control()
         names = ["seq_no", "lport", "rport", "snd_cwnd", "srtt_us", "conn_id"]
         columns = found.columns(names)
@@ -137,7 +137,7 @@ def test_chosen_columns_come_in_the_order_asked_for(capture, tmp_path):
 
 
 def test_pieces_make_the_same_whole(capture, monkeypatch):
-    with formats.open(capture) as found:
+    with tcpkmon.open(capture) as found:
         whole = read(Snapshots(found))
         parts = read(Snapshots(found), rows=7)
     assert len(whole) == 1 and len(parts) > 50
@@ -162,10 +162,10 @@ def test_losses_are_counted_while_the_file_is_read(tmp_path, monkeypatch):
         sawtooth(builder, 1055, 5050, 1, rounds=20)
         builder.lose(lost, 1.0)
     path = builder.write(tmp_path / "gaps.pm")
-    with formats.open(path) as found:
+    with tcpkmon.open(path) as found:
         wanted = found.lost
     for rows in (None, 7):
-        with formats.open(path) as found:
+        with tcpkmon.open(path) as found:
             assert len(read(Snapshots(found, ["lport"], True), rows=rows)) > 0
             assert wanted == sum(gap.missing for gap in found.gaps())
             assert not found.unplaced
@@ -173,7 +173,7 @@ def test_losses_are_counted_while_the_file_is_read(tmp_path, monkeypatch):
             assert found.lost == wanted
     monkeypatch.setattr(lines, "_PAGE_BYTES", 1000)
     for form in ("csv", "json"):
-        with formats.open(path) as found:
+        with tcpkmon.open(path) as found:
             found.write_text(form, io.BytesIO())
             assert not found.unplaced
             monkeypatch.setattr(found, "columns", None)
@@ -216,7 +216,7 @@ def test_a_file_that_is_there_stays_unless_forced(capture, tmp_path):
 
 
 def test_places_in_memory_are_used_again_once_written(capture, tmp_path, monkeypatch):
-    with formats.open(capture) as found:
+    with tcpkmon.open(capture) as found:
         pieces = read(Snapshots(found, by_connection=True), rows=40)
         plain = [row for table in pieces for row in table.to_pylist()]
     assert len(pieces) > 5
@@ -293,7 +293,7 @@ def test_a_column_with_a_single_other_value_is_sorted_too(tmp_path):
     for at in range(count):
         builder.add(at / 1e3, 1000, 80, conn_id=1 + at % 2, srtt_us=9 if at == 5 else 4)
     builder.end(7.0)
-    with formats.open(builder.write(tmp_path / "one.pm")) as found:
+    with tcpkmon.open(builder.write(tmp_path / "one.pm")) as found:
         (table,) = read(Snapshots(found, ["seq_no", "srtt_us"], True))
     wanted = [4] * count
     wanted[count // 2 + 2] = 9
@@ -301,7 +301,7 @@ def test_a_column_with_a_single_other_value_is_sorted_too(tmp_path):
 
 
 def test_a_full_disk_is_told(capture, capfd):
-    with formats.open(capture) as found, open("/dev/full", "wb", buffering=0) as full:
+    with tcpkmon.open(capture) as found, open("/dev/full", "wb", buffering=0) as full:
         for write in (table_file.write_parquet, table_file.write_arrow):
             with pytest.raises(OSError, match="No space left"):
                 write(Snapshots(found), full)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -13,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 import tcpkmon
-from formats.base.analysed import Analysed
-from formats.commands.requests import command
+from tcpkmon.formats.base.analysed import Analysed
+from tcpkmon.formats.commands.requests import command
 from tests.kept.make import unpack
 from tests.unit.klogger_samples import ROOT
 from tests.unit.log_builder import clean_log
@@ -93,3 +94,13 @@ def test_a_capture_without_connections_says_so(tmp_path: Path) -> None:
         tcpkmon.connections(folder)
     with pytest.raises(tcpkmon.FileError):
         tcpkmon.open(tmp_path / "none")
+
+
+def test_the_old_names_warn(capture: Path) -> None:
+    from tcpkmon import formats
+
+    with pytest.warns(DeprecationWarning, match=r"tcpkmon\.open"), formats.open(capture) as reader:
+        assert reader.lost == 0
+    with pytest.warns(DeprecationWarning, match=r"tcpkmon\.collect"):
+        old = importlib.import_module("tcpkmon.collector.klogger")
+    assert old.start is importlib.import_module("tcpkmon.collector.capturing").start

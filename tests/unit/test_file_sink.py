@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from failing_calls import SHORT, FaultyCalls
 
-from collector.writer.file_sink import Calls, FileSink, cause_of
-from formats.base.control import LossCause
+from tcpkmon.collector.writer.file_sink import Calls, FileSink, cause_of
+from tcpkmon.formats.base.control import LossCause
 
 SIZE = 96
 

@@ -9,10 +9,10 @@ from itertools import product
 
 import pytest
 
-from collector.control.server import parse
-from collector.plan.filter_changes import check_change, steps
-from collector.plan.filters import FILTER_MAP, Cgroup, Filters, Flag
-from formats.base.errors import UsageError
+from tcpkmon.collector.control.server import parse
+from tcpkmon.collector.plan.filter_changes import check_change, steps
+from tcpkmon.collector.plan.filters import FILTER_MAP, Cgroup, Filters, Flag
+from tcpkmon.formats.base.errors import UsageError
 
 PORTS = (80, 443, 5001)
 HERE, FAR = ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_network("192.0.2.0/24")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""collector.plan.filters: what the options mean, and the bytes that reach the BPF maps."""
+"""tcpkmon.collector.plan.filters: what the options mean, and the bytes that reach the BPF maps."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux import bpf
-from collector.plan import filters
-from collector.plan.filters import Filters, Flag, parse
-from formats.base.errors import KernelError, UsageError
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.plan import filters
+from tcpkmon.collector.plan.filters import Filters, Flag, parse
+from tcpkmon.formats.base.errors import KernelError, UsageError
 
 
 def address(text: str) -> filters.Address:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from collector.commands.tcpkmon import command as tcpkmon
-from formats.base.cli import run
-from formats.base.segments import INDEX
-from formats.commands.pmgraph import command as pmgraph
+from tcpkmon.collector.commands.tcpkmon import command as tcpkmon
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.segments import INDEX
+from tcpkmon.formats.commands.pmgraph import command as pmgraph
 from tests.unit.log_maker import make_logs
 from tests.unit.segment_maker import make
 from tests.unit.test_archive import archive

@@ -19,15 +19,15 @@ from unittest.mock import patch
 
 import pytest
 
-from collector.linux import isolated, trusted_files
-from collector.session import keeper
-from collector.session.archive import Archive
-from collector.session.retention import Retention
-from collector.writer.output_file import Output
-from collector.writer.own_files import append_line, swappable
-from collector.writer.segment_folder import SegmentFolder
-from formats.base.errors import FileError
-from formats.base.segments import find_segments, hidden
+from tcpkmon.collector.linux import isolated, trusted_files
+from tcpkmon.collector.session import keeper
+from tcpkmon.collector.session.archive import Archive
+from tcpkmon.collector.session.retention import Retention
+from tcpkmon.collector.writer.output_file import Output
+from tcpkmon.collector.writer.own_files import append_line, swappable
+from tcpkmon.collector.writer.segment_folder import SegmentFolder
+from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.base.segments import find_segments, hidden
 from tests.unit.log_maker import LogMaker
 from tests.unit.segment_maker import index_of, make
 from tests.unit.test_supervisor import killed_segment
@@ -182,7 +182,7 @@ def test_what_was_sealed_is_what_is_archived(
 
 def repair(folder: Path, name: str) -> str:
     """Repair as the daemon does; what it says."""
-    words = isolated.command("collector.daemon.repairing", str(folder), name)
+    words = isolated.command("tcpkmon.collector.daemon.repairing", str(folder), name)
     done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr, done.stderr
     return done.stderr
@@ -207,17 +207,17 @@ def test_no_link_is_repaired_into_the_folder(folder: Path, secret: Path, tmp_pat
     name = killed_segment(tmp_path / "mine")
     content = (tmp_path / "mine" / hidden(name)).read_bytes()
     try:
-        from collector.daemon.repairing import mend
+        from tcpkmon.collector.daemon.repairing import mend
     except ImportError:
-        from collector.daemon.mending import mend  # type: ignore[attr-defined,no-redef]
-    from formats.verify import verify_file
+        from tcpkmon.collector.daemon.mending import mend  # type: ignore[attr-defined,no-redef]
+    from tcpkmon.formats.verify import verify_file
 
     known = verify_file(secret).part
     made, until_s = 0, time.monotonic() + 8
     with (
         Swapper(folder, hidden(name), secret),
-        patch("collector.linux.privileges.settle"),
-        patch("collector.daemon.repairing.say", lambda text: None),
+        patch("tcpkmon.collector.linux.privileges.settle"),
+        patch("tcpkmon.collector.daemon.repairing.say", lambda text: None),
     ):
         while time.monotonic() < until_s:
             put(content, folder / hidden(name))
@@ -236,7 +236,7 @@ def test_no_link_is_repaired_into_the_folder(folder: Path, secret: Path, tmp_pat
 @pytest.mark.timeout(60)
 def test_a_pipe_in_the_work_folders_place_is_not_waited_for(folder: Path, tmp_path: Path) -> None:
     """The folder's owner renames what root works in."""
-    from collector.daemon.repairing import mend
+    from tcpkmon.collector.daemon.repairing import mend
 
     name = killed_segment(tmp_path / "mine")
     (folder / hidden(name)).write_bytes((tmp_path / "mine" / hidden(name)).read_bytes())
@@ -249,9 +249,9 @@ def test_a_pipe_in_the_work_folders_place_is_not_waited_for(folder: Path, tmp_pa
         raise FileError("no more")
 
     with (
-        patch("collector.linux.privileges.settle"),
-        patch("collector.daemon.repairing.say", lambda text: None),
-        patch("formats.registry.format_of", lambda path: SimpleNamespace(repair=swap)),
+        patch("tcpkmon.collector.linux.privileges.settle"),
+        patch("tcpkmon.collector.daemon.repairing.say", lambda text: None),
+        patch("tcpkmon.formats.registry.format_of", lambda path: SimpleNamespace(repair=swap)),
         suppress(FileError),
     ):
         mend(folder, [name])
@@ -304,7 +304,7 @@ def test_the_index_is_no_other_file(folder: Path, secret: Path, fd: int) -> None
     (folder / "index.jsonl").symlink_to(lines)
     with pytest.raises(OSError):
         append_line(fd, {"what": "sealed", "name": NAME})
-    from collector.plan.rotation import Rotation
+    from tcpkmon.collector.plan.rotation import Rotation
 
     put(b"x", folder / NAME)
     assert not Retention(Rotation(every_s=1, keep_bytes=0), fd).apply()
@@ -361,7 +361,7 @@ def test_one_rule_for_links(folder: Path, tmp_path: Path, rotates: bool) -> None
 
 
 def test_a_daemons_folder_is_no_link(tmp_path: Path) -> None:
-    from collector.daemon.worker import _new_file
+    from tcpkmon.collector.daemon.worker import _new_file
 
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -376,7 +376,7 @@ def test_another_users_index_and_files_make_retention_delete_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """In a folder that all may write to, as /tmp."""
-    from collector.plan.rotation import Rotation
+    from tcpkmon.collector.plan.rotation import Rotation
 
     shared = tmp_path / "shared"
     first, second = make(shared, segments=2, count=20)

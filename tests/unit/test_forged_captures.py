@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from formats.base import cli
-from formats.commands import why
-from formats.registry import format_of
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.commands import why
+from tcpkmon.formats.registry import format_of
 from tests.kept.make import unpack
 from tests.unit.forging import PLACES, PscFile
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collector.linux import kallsyms
-from collector.plan.event_layout import ring_dtype
-from collector.plan.probes import address_lines
-from collector.writer.function_names import FunctionNames, sleep_class
-from formats.schema import parse, place_fields
+from tcpkmon.collector.linux import kallsyms
+from tcpkmon.collector.plan.event_layout import ring_dtype
+from tcpkmon.collector.plan.probes import address_lines
+from tcpkmon.collector.writer.function_names import FunctionNames, sleep_class
+from tcpkmon.formats.schema import parse, place_fields
 
 LISTING = """0000000000000000 A fixed_percpu_data
 ffffffff81000000 T __pfx_pipe_read

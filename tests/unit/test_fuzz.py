@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.control import server
+from tcpkmon.collector.control import server
 from tests.fuzz import main, targets, worker
 from tests.fuzz.mutate import mend, mutate
 from tests.fuzz.seeds import CORPUS, KINDS, seeds
@@ -53,7 +53,7 @@ def test_checksums_are_right_again() -> None:
 
 def raise_in_formats(data: bytes) -> None:
     if b"!" in data:
-        from formats.base.escape import for_terminal
+        from tcpkmon.formats.base.escape import for_terminal
 
         for_terminal(None)  # type: ignore[arg-type]
 

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from collector.control.handlers import Handlers
-from collector.plan.filters import Filters
-from collector.plan.recorder import Recorder
-from collector.plan.request import Request
-from collector.writer.stream import STREAMS
-from formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.collector.control.handlers import Handlers
+from tcpkmon.collector.plan.filters import Filters
+from tcpkmon.collector.plan.recorder import Recorder
+from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.writer.stream import STREAMS
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 
 class Marking:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from collector.commands.history.monitor import GROUPS
-from formats.analysis import open_log
-from formats.base.cli import run
-from formats.base.errors import UsageError
 from scripts.experiments.results import Results
 from scripts.host import checks, everything, groups, overhead, page, session
 from scripts.host.experiments import EXPERIMENTS
 from scripts.host.main import command
 from scripts.host.mix import BENCHMARKS, Command
 from scripts.host.reference import Reference, compare, covered, times
+from tcpkmon.collector.commands.history.monitor import GROUPS
+from tcpkmon.formats.analysis import open_log
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import UsageError
 from tests.unit.test_condense import condensed, write
 from tests.unit.test_condense import session as random_session
 

@@ -18,20 +18,20 @@ from typing import Any
 
 import pytest
 
-import formats
-from collector.plan.counter_names import check as check_counters
-from formats.base import cli
-from formats.base.errors import DamagedError, SchemaError
-from formats.base.limits import MOST_SUGGESTIONS, MOST_TEXT_BYTES
-from formats.base.text import quote_spreadsheet
-from formats.commands.export import command as export
-from formats.commands.pmgraph import command as pmgraph
-from formats.klogger.table import LogFormat
-from formats.pmgraph import terminal
-from formats.pmgraph.options import Selection
-from formats.pmgraph.pages import build_pages
-from formats.psc import lines
-from formats.schema import field_type, parse
+import tcpkmon
+from tcpkmon.collector.plan.counter_names import check as check_counters
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.base.errors import DamagedError, SchemaError
+from tcpkmon.formats.base.limits import MOST_SUGGESTIONS, MOST_TEXT_BYTES
+from tcpkmon.formats.base.text import quote_spreadsheet
+from tcpkmon.formats.commands.export import command as export
+from tcpkmon.formats.commands.pmgraph import command as pmgraph
+from tcpkmon.formats.klogger.table import LogFormat
+from tcpkmon.formats.pmgraph import terminal
+from tcpkmon.formats.pmgraph.options import Selection
+from tcpkmon.formats.pmgraph.pages import build_pages
+from tcpkmon.formats.psc import lines
+from tcpkmon.formats.schema import field_type, parse
 from tests.unit.klogger_samples import LogMaker, sample_header
 from tests.unit.pmgraph_capture import CLASSIC, Builder, merge, sawtooth
 
@@ -87,7 +87,7 @@ def test_types_of_many_enums_take_no_minutes() -> None:
 
 
 def draw(path: Path) -> str:
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         pages, _ = build_pages(capture, Selection(columns=("snd_cwnd",)), terminal.BINS)
         for page in pages:
             for line in page.panels[0].lines:
@@ -226,7 +226,7 @@ def test_a_matplotlibrc_in_the_current_folder_is_not_obeyed(tmp_path: Path) -> N
         if text:
             (folder / "matplotlibrc").write_text(text)
         subprocess.run(
-            [sys.executable, "-c", "from formats.commands.pmgraph import main; main()",
+            [sys.executable, "-c", "from tcpkmon.formats.commands.pmgraph import main; main()",
              path, "-c", "-o", "a.svg"],
             cwd=folder, check=True, capture_output=True,
             env={**os.environ, "HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])},

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from collector.commands import openmetrics, tcpkmon
-from collector.control.client import Client, Collector
-from formats.base.cli import run
-from formats.base.errors import TcpkmonError
+from tcpkmon.collector.commands import openmetrics, tcpkmon
+from tcpkmon.collector.control.client import Client, Collector
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import TcpkmonError
 
 HUGE = b"1" + b"0" * 400
 
@@ -107,7 +107,7 @@ def test_another_user_is_not_believed() -> None:
 
 ASKS = """
 import os, sys
-from collector.control.client import find_collectors
+from tcpkmon.collector.control.client import find_collectors
 os.setresuid(12345, 12345, 12345)
 find_collectors()
 """

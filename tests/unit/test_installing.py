@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from formats.base import installing
+from tcpkmon.formats.base import installing
 
 
 def test_in_a_clone() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux import isolated
+from tcpkmon.collector.linux import isolated
 from tests.unit.test_rooms import NOT_OURS, ROOT
 
 STARTER = ROOT / "collector" / "linux" / "isolated.py"
@@ -60,10 +60,10 @@ def test_the_package_starts_python_by_the_helper_alone() -> None:
 
 @pytest.mark.parametrize("variables", [{}, {"PYTHONPATH": ":."}])
 def test_the_helper(tmp_path: Path, variables: dict[str, str]) -> None:
-    for name in ("click", "collector", "formats", "importlib", "json", "re"):
+    for name in ("click", "collector", "formats", "tcpkmon", "importlib", "json", "re"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(f'imported {__name__}')")
     done = subprocess.run(
-        isolated.command("collector.commands.tcpkmon", "--version"), cwd=tmp_path,
+        isolated.command("tcpkmon.collector.commands.tcpkmon", "--version"), cwd=tmp_path,
         check=False, capture_output=True, text=True, env=variables,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("tcpkmon, ")

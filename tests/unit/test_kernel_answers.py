@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux import btf, kallsyms
-from collector.linux.btf import Btf, Kind
-from collector.loader import kernel_answers
-from collector.loader.kernel_answers import KernelAnswers
-from formats.base.errors import KernelError
+from tcpkmon.collector.linux import btf, kallsyms
+from tcpkmon.collector.linux.btf import Btf, Kind
+from tcpkmon.collector.loader import kernel_answers
+from tcpkmon.collector.loader.kernel_answers import KernelAnswers
+from tcpkmon.formats.base.errors import KernelError
 from tests.unit.btf_builder import sample
 
 SYMBOLS = "ffffffff81000000 T tcp_sendmsg\nffffffff81000010 t tcp_write_timer\n"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from collector.linux.btf import Btf
-from collector.plan import kernel_types
-from formats.base.errors import KernelError
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.plan import kernel_types
+from tcpkmon.formats.base.errors import KernelError
 from tests.unit.btf_builder import Builder, sample
 
 

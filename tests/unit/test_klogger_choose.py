@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from formats.base.errors import UsageError
-from formats.klogger.choose import Choice, parse_condition
-from formats.klogger.clock import LogClock, Moment, parse_time
-from formats.klogger.logs import Logs
-from formats.klogger.merge import merge_logs
-from formats.klogger.reader import LogReader
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.klogger.choose import Choice, parse_condition
+from tcpkmon.formats.klogger.clock import LogClock, Moment, parse_time
+from tcpkmon.formats.klogger.logs import Logs
+from tcpkmon.formats.klogger.merge import merge_logs
+from tcpkmon.formats.klogger.reader import LogReader
 from tests.unit.klogger_samples import CLOCK, LogMaker
 
 SECOND = 1_000_000_000

@@ -14,25 +14,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.base.errors import DamagedError, UsageError
-from formats.base.limits import MOST_DUMP_BYTES
-from formats.klogger.describe import (
+from tcpkmon.formats.base.errors import DamagedError, UsageError
+from tcpkmon.formats.base.limits import MOST_DUMP_BYTES
+from tcpkmon.formats.klogger.describe import (
     IN_HEAD,
     SNAPSHOT_NUMBER,
     describe_event,
     describe_snapshot,
     make_header,
 )
-from formats.klogger.encode import (
+from tcpkmon.formats.klogger.encode import (
     Packed,
     encode_preamble,
     finish_dump,
     pack_event,
     pack_records,
 )
-from formats.klogger.table import LogFormat
-from formats.psc.columns import CLASSIC, columns_of
-from formats.schema import load
+from tcpkmon.formats.klogger.table import LogFormat
+from tcpkmon.formats.psc.columns import CLASSIC, columns_of
+from tcpkmon.formats.schema import load
 from tests.unit.klogger_samples import BASE, ROOT, LogMaker, make_schema, ring_rows, sample_header
 from tests.unit.psc_samples import from_hex
 

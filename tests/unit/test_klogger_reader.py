@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from formats.base.errors import DamagedError, FileError, TcpkmonError
-from formats.base.limits import MOST_DUMP_BYTES
-from formats.klogger.batch import LogBatch
-from formats.klogger.encode import encode_preamble
-from formats.klogger.reader import LogReader
-from formats.klogger.table import LogFormat
+from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError
+from tcpkmon.formats.base.limits import MOST_DUMP_BYTES
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.encode import encode_preamble
+from tcpkmon.formats.klogger.reader import LogReader
+from tcpkmon.formats.klogger.table import LogFormat
 from tests.unit.klogger_samples import (
     CLOCK,
     LogMaker,

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from formats.base.errors import UsageError
-from formats.export.forms import FORMS
-from formats.klogger.choose import ALL, Choice, parse_condition
-from formats.klogger.lines import perl_text
-from formats.klogger.logs import Logs
-from formats.klogger.reader import LogReader
-from formats.lines import writing
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.export.forms import FORMS
+from tcpkmon.formats.klogger.choose import ALL, Choice, parse_condition
+from tcpkmon.formats.klogger.lines import perl_text
+from tcpkmon.formats.klogger.logs import Logs
+from tcpkmon.formats.klogger.reader import LogReader
+from tcpkmon.formats.lines import writing
 from tests.unit.klogger_samples import LogMaker, sample_header, write_big_endian
 
 HOWTO_SCHEDOUT = """{
@@ -220,7 +220,7 @@ def test_an_empty_choice_is_an_empty_array(tmp_path: Path) -> None:
 def test_many_events_of_all_kinds_keep_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("formats.klogger.lines._PAGE_BYTES", 5000)
+    monkeypatch.setattr("tcpkmon.formats.klogger.lines._PAGE_BYTES", 5000)
     maker = LogMaker()
     names = ["SCHEDOUT", "COUNTED", "EMPTY", "EVERY"]
     for number in range(400):

@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux.bpf import kernel_name
-from collector.linux.kprobe_events import KprobeEvent, parse_profile, remove_stale, stale_events
-from collector.linux.syscalls import cpu_list, refused
-from formats.base.errors import KernelError, PrivilegeError
+from tcpkmon.collector.linux.bpf import kernel_name
+from tcpkmon.collector.linux.kprobe_events import (
+    KprobeEvent,
+    parse_profile,
+    remove_stale,
+    stale_events,
+)
+from tcpkmon.collector.linux.syscalls import cpu_list, refused
+from tcpkmon.formats.base.errors import KernelError, PrivilegeError
 
 NOBODY = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
 

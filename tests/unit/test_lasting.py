@@ -17,18 +17,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from collector.linux import lasting
-from collector.linux.deputy import Deputy
-from collector.linux.lasting import Lasting
-from collector.linux.privileges import settle
-from collector.plan.rotation import Rotation
-from collector.session.keeper import KEEPING, Keeper, keep
-from collector.session.rights import OPENING
-from collector.writer.base_stream import Stream
-from collector.writer.segment_folder import OPEN, SEAL, SegmentFolder
-from collector.writer.stream import STREAMS
-from formats.base.errors import FileError, KernelError
-from formats.base.segments import find_segments, hidden, name_segment
+from tcpkmon.collector.linux import lasting
+from tcpkmon.collector.linux.deputy import Deputy
+from tcpkmon.collector.linux.lasting import Lasting
+from tcpkmon.collector.linux.privileges import settle
+from tcpkmon.collector.plan.rotation import Rotation
+from tcpkmon.collector.session.keeper import KEEPING, Keeper, keep
+from tcpkmon.collector.session.rights import OPENING
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.collector.writer.segment_folder import OPEN, SEAL, SegmentFolder
+from tcpkmon.collector.writer.stream import STREAMS
+from tcpkmon.formats.base.errors import FileError, KernelError
+from tcpkmon.formats.base.segments import find_segments, hidden, name_segment
 from tests.unit.segment_maker import Maker, index_of, make
 from tests.unit.test_foreign_folders import ATTACKER
 
@@ -115,7 +115,7 @@ def test_a_file_at_which_keepers_end_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)  # they have descriptor 2 alone
-    from collector.session import keeper as module
+    from tcpkmon.collector.session import keeper as module
 
     paths = make(tmp_path / "out", segments=3, count=20)
     (tmp_path / "out" / "index.jsonl").unlink()
@@ -238,8 +238,8 @@ def test_a_file_that_gets_no_name_is_told(
     (one,) = find_segments(tmp_path / "out")
     part, new = one.path(tmp_path / "out"), tmp_path / "out" / one.name
     assert not one.sealed and f"tcpkmon repair {part} -o {new}" in said
-    from collector.commands.tcpkmon import main  # noqa: F401
-    from formats.verify import repair_file
+    from tcpkmon.collector.commands.tcpkmon import main  # noqa: F401
+    from tcpkmon.formats.verify import repair_file
 
     assert repair_file(part, new).report.exit_code == 0
 

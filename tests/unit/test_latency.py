@@ -15,13 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formats.analysis import open_log
-from formats.analysis.latency import Latency, Report, Summary, as_json, find_flows, make_report
-from formats.analysis.latency.missing import NEVER, Windows
-from formats.analysis.latency.peers import END, find_peers
-from formats.analysis.latency.stages import CHAINS, WEIGHTS, Chain, State
-from formats.analysis.latency.summary import class_of, middle_of
-from formats.base.errors import DamagedError, UsageError
+from tcpkmon.formats.analysis import open_log
+from tcpkmon.formats.analysis.latency import (
+    Latency,
+    Report,
+    Summary,
+    as_json,
+    find_flows,
+    make_report,
+)
+from tcpkmon.formats.analysis.latency.missing import NEVER, Windows
+from tcpkmon.formats.analysis.latency.peers import END, find_peers
+from tcpkmon.formats.analysis.latency.stages import CHAINS, WEIGHTS, Chain, State
+from tcpkmon.formats.analysis.latency.summary import class_of, middle_of
+from tcpkmon.formats.base.errors import DamagedError, UsageError
 from tests.unit.klogger_samples import LogMaker
 from tests.unit.magnet_log import (
     ACK,
@@ -324,7 +331,7 @@ def test_sequence_numbers_wrap_and_jump(tmp_path: Path) -> None:
 
 
 def test_pieces_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("formats.analysis.latency.records.LEAST_BATCH", 1)
+    monkeypatch.setattr("tcpkmon.formats.analysis.latency.records.LEAST_BATCH", 1)
     folder = write_bulk(tmp_path, 300, 7, every_ns=1_000_000)
     whole, parts = measure(folder), measure(folder, piece=500)
     assert as_json(whole) == as_json(parts)
@@ -345,7 +352,7 @@ def test_open_bytes_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         log.put("IP_SEND", at + 2, 2 * one + 1, FIRST, FIRST + 10)
         log.put("SOCK_SEND", at + 3, 2 * one + 1, FIRST, FIRST + 10, entered=at)
     folder = write_folder(tmp_path, log)
-    monkeypatch.setattr("formats.analysis.latency.records.LEAST_BATCH", 1)
+    monkeypatch.setattr("tcpkmon.formats.analysis.latency.records.LEAST_BATCH", 1)
     waiting: list[int] = []
     with open_log(folder) as opened:
         latency = Latency(opened, 10)
@@ -424,8 +431,8 @@ def test_records_that_cover_each_other_without_end_are_refused(tmp_path: Path) -
 
 RSS = """
 import resource, sys, time
-from formats.analysis import open_log
-from formats.analysis.latency import Latency, Summary, find_flows, make_report
+from tcpkmon.formats.analysis import open_log
+from tcpkmon.formats.analysis.latency import Latency, Summary, find_flows, make_report
 begin = time.process_time()
 with open_log(sys.argv[1]) as log:
     latency = Latency(log)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from collector.commands import collect
-from collector.commands.afterwards import Afterwards
-from formats.base import cli
-from formats.commands.latency import command
+from tcpkmon.collector.commands import collect
+from tcpkmon.collector.commands.afterwards import Afterwards
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.commands.latency import command
 from tests.unit.magnet_log import write_folder
 from tests.unit.test_latency import FIRST, A, begin, transfer
 from tests.unit.why_capture import write_capture

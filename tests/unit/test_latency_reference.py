@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from formats.analysis import open_log
-from formats.analysis.latency import Latency
-from formats.analysis.latency.stages import State
+from tcpkmon.formats.analysis import open_log
+from tcpkmon.formats.analysis.latency import Latency
+from tcpkmon.formats.analysis.latency.stages import State
 from tests.unit.latency_reference import RECEIVER, SENDER, Answer, Traffic, explain, make_traffic
 
 
@@ -63,7 +63,7 @@ ENDS = st.sampled_from([(SENDER, RECEIVER), (SENDER, RECEIVER), (SENDER,), (RECE
 def small_pieces() -> Iterator[None]:
     """So small that a transfer has many of them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("formats.analysis.latency.records.LEAST_BATCH", 1)
+        patch.setattr("tcpkmon.formats.analysis.latency.records.LEAST_BATCH", 1)
         yield
 
 

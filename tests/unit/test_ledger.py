@@ -9,10 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.ring.points import ACCOUNT, COUNTERS, ROWS
-from collector.writer.ledger import Books, reserve_bytes
-from collector.writer.written import Written
-from formats.base.control import EXISTING, Checkpoint, Collector, Cpu, Ledger, Losses, Program
+from tcpkmon.collector.ring.points import ACCOUNT, COUNTERS, ROWS
+from tcpkmon.collector.writer.ledger import Books, reserve_bytes
+from tcpkmon.collector.writer.written import Written
+from tcpkmon.formats.base.control import (
+    EXISTING,
+    Checkpoint,
+    Collector,
+    Cpu,
+    Ledger,
+    Losses,
+    Program,
+)
 
 
 def make_ledger() -> np.ndarray[Any, Any]:

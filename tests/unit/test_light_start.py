@@ -10,21 +10,21 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 HEAVY = {
     "bcc", "pyroute2", "pyarrow", "polars", "duckdb", "matplotlib", "rich", "plotext",
-    "collector.lab",
-    "collector.control.client",
-    "collector.loader.sock_diag",
-    "formats.analysis",
-    "formats.export",
-    "formats.klogger",
-    "formats.lines",
-    "formats.pmgraph",
-    "formats.verify",
+    "tcpkmon.collector.lab",
+    "tcpkmon.collector.control.client",
+    "tcpkmon.collector.loader.sock_diag",
+    "tcpkmon.formats.analysis",
+    "tcpkmon.formats.export",
+    "tcpkmon.formats.klogger",
+    "tcpkmon.formats.lines",
+    "tcpkmon.formats.pmgraph",
+    "tcpkmon.formats.verify",
 }  # fmt: skip
 PROGRAM = """
 import sys
-from collector.commands import collect
+from tcpkmon.collector.commands import collect
 collect.import_quietly()
-import collector.writer.psc_codec
+import tcpkmon.collector.writer.psc_codec
 print(*sys.modules)
 """
 
@@ -34,15 +34,15 @@ def test_the_default_capture_imports_nothing_that_it_does_not_need() -> None:
         [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True
     )
     imported = set(done.stdout.split())
-    assert "collector.session.session" in imported
+    assert "tcpkmon.collector.session.session" in imported
     assert not imported & HEAVY
 
 
 def test_the_options_of_a_capture_need_no_numpy() -> None:
     """The command line is there before import_quietly(), which keeps numpy from starting threads.
     """
-    program = "import sys; import collector.commands.collect; print(*sys.modules)"
+    program = "import sys; import tcpkmon.collector.commands.collect; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert not {"numpy", "collector.session.session"} & set(done.stdout.split())
+    assert not {"numpy", "tcpkmon.collector.session.session"} & set(done.stdout.split())

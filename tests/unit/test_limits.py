@@ -15,33 +15,33 @@ from typing import Any
 import numpy as np
 import pytest
 
-import formats
-from formats.analysis import disk, open_log, queues
-from formats.base import cli, limits, restore, segments
-from formats.base.errors import DamagedError, FileError, SchemaError, UsageError
-from formats.base.files import open_plain, read_head
-from formats.base.restore import check_unpacked
-from formats.base.segments import parse_name
-from formats.commands import pmgraph as pmgraph_command
-from formats.export.table_file import write_parquet
-from formats.klogger import LogReader
-from formats.klogger.encode import DUMP_HEAD, DUMP_MAGIC, HEAD_CRC_AT, encode_preamble
-from formats.klogger.table import LogFormat
-from formats.klogger.walk import DumpWalk
-from formats.pmgraph import connections, xgraph
-from formats.pmgraph import pages as pages_module
-from formats.pmgraph.connections import find_connections
-from formats.pmgraph.options import Selection
-from formats.pmgraph.pages import build_pages
-from formats.psc import archive
-from formats.psc.archive import describe as describe_archive
-from formats.psc.header import decode_header
-from formats.psc.reader import open_capture
-from formats.registry import format_of
-from formats.schema import Suggestions, parse, suggest
-from formats.verify import Report, chain
-from formats.verify.report import Problems
-from formats.verify.segment import Part
+import tcpkmon
+from tcpkmon.formats.analysis import disk, open_log, queues
+from tcpkmon.formats.base import cli, limits, restore, segments
+from tcpkmon.formats.base.errors import DamagedError, FileError, SchemaError, UsageError
+from tcpkmon.formats.base.files import open_plain, read_head
+from tcpkmon.formats.base.restore import check_unpacked
+from tcpkmon.formats.base.segments import parse_name
+from tcpkmon.formats.commands import pmgraph as pmgraph_command
+from tcpkmon.formats.export.table_file import write_parquet
+from tcpkmon.formats.klogger import LogReader
+from tcpkmon.formats.klogger.encode import DUMP_HEAD, DUMP_MAGIC, HEAD_CRC_AT, encode_preamble
+from tcpkmon.formats.klogger.table import LogFormat
+from tcpkmon.formats.klogger.walk import DumpWalk
+from tcpkmon.formats.pmgraph import connections, xgraph
+from tcpkmon.formats.pmgraph import pages as pages_module
+from tcpkmon.formats.pmgraph.connections import find_connections
+from tcpkmon.formats.pmgraph.options import Selection
+from tcpkmon.formats.pmgraph.pages import build_pages
+from tcpkmon.formats.psc import archive
+from tcpkmon.formats.psc.archive import describe as describe_archive
+from tcpkmon.formats.psc.header import decode_header
+from tcpkmon.formats.psc.reader import open_capture
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.schema import Suggestions, parse, suggest
+from tcpkmon.formats.verify import Report, chain
+from tcpkmon.formats.verify.report import Problems
+from tcpkmon.formats.verify.segment import Part
 from tests.unit.captures import clean_capture
 from tests.unit.klogger_samples import LogMaker, sample_header
 from tests.unit.pmgraph_capture import Builder
@@ -122,7 +122,7 @@ def test_psc_settings(tmp_path: Path, beyond: int) -> None:
     data = entry_size(4) + describe("c", 0, 4) + b"".join(record(0x104, p) for p in parts) + END
     path = tmp_path / "s.pm"
     path.write_bytes(data)
-    with formats.open(path) as found:
+    with tcpkmon.open(path) as found:
         assert found.settings == ({} if beyond else {"a": 1})
         assert bool(found.warnings) == bool(beyond)
 
@@ -228,9 +228,9 @@ def many(path: Path, count: int, same_ports: bool = False) -> Path:
 
 def test_connections_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 30)
-    with formats.open(many(tmp_path / "a.pm", 30)) as capture:
+    with tcpkmon.open(many(tmp_path / "a.pm", 30)) as capture:
         assert len(find_connections(capture)) == 30
-    with formats.open(many(tmp_path / "b.pm", 31)) as capture:
+    with tcpkmon.open(many(tmp_path / "b.pm", 31)) as capture:
         with pytest.raises(FileError, match="more than 30 connections; -p chooses"):
             find_connections(capture)
         assert len(find_connections(capture, [(2, 8)])) == 1
@@ -239,7 +239,7 @@ def test_connections_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_connections_take_little_memory(tmp_path: Path) -> None:
     """A tenth of MOST_CONNECTIONS: for all of them it is ten times as much."""
     count = limits.MOST_CONNECTIONS // 10
-    with formats.open(many(tmp_path / "a.pm", count)) as capture:
+    with tcpkmon.open(many(tmp_path / "a.pm", count)) as capture:
         tracemalloc.start()
         pages, notes = build_pages(capture, Selection(columns=("snd_cwnd",)), 100)
         _, peak = tracemalloc.get_traced_memory()
@@ -257,12 +257,12 @@ def test_connections_that_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ):
         for beyond in (0, 1):
             path = many(tmp_path / "a.pm", most + beyond, same_ports=True)
-            with formats.open(path) as capture:
+            with tcpkmon.open(path) as capture:
                 pages, notes = build_pages(capture, selection, 100)
             assert len(pages) == most
             assert len(notes) == beyond
     monkeypatch.setattr(pages_module, "MOST_DRAWN", 3)
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         assert len(build_pages(capture, Selection(columns=("snd_cwnd",)), 100)[0]) == 3
 
 

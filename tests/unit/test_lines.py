@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formats.base.byteorder import Endian
-from formats.base.errors import TcpkmonError
-from formats.lines import (
+from tcpkmon.formats.base.byteorder import Endian
+from tcpkmon.formats.base.errors import TcpkmonError
+from tcpkmon.formats.lines import (
     Cell,
     Kind,
     Plan,

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-import formats
-from collector.plan.event_triggers import EventWatch, compile_event_triggers
-from collector.writer.dump import Keeping
-from collector.writer.recorder import Recorder as RecorderStream
-from collector.writer.stream import STREAMS
-from formats.analysis import open_log
-from formats.base.control import EndReason
-from formats.base.segments import find_segments
-from formats.klogger.encode import encode_preamble
-from formats.klogger.reader import LogReader
-from formats.registry import format_of
-from formats.verify import Report
+import tcpkmon
+from tcpkmon.collector.plan.event_triggers import EventWatch, compile_event_triggers
+from tcpkmon.collector.writer.dump import Keeping
+from tcpkmon.collector.writer.recorder import Recorder as RecorderStream
+from tcpkmon.collector.writer.stream import STREAMS
+from tcpkmon.formats.analysis import open_log
+from tcpkmon.formats.base.control import EndReason
+from tcpkmon.formats.base.segments import find_segments
+from tcpkmon.formats.klogger.encode import encode_preamble
+from tcpkmon.formats.klogger.reader import LogReader
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify import Report
 from tests.unit.log_maker import CPUS, LogMaker
 
 
@@ -101,7 +101,7 @@ def test_a_dump_has_the_window_and_proves_it(tmp_path: Path) -> None:
     assert "trigger: PING and n == 115" in report.window[1]
     found = pings(tmp_path / "out")
     assert found == list(range(report.evicted, 100 + 20 * CPUS))
-    with formats.open(find_segments(tmp_path / "out")[0].path(tmp_path / "out")) as reader:
+    with tcpkmon.open(find_segments(tmp_path / "out")[0].path(tmp_path / "out")) as reader:
         assert reader.complete and not reader.lost and not reader.damaged
     *_, last, _ = format_of(tmp_path / "out").verify(tmp_path / "out")
     assert last.exit_code == 0 and last.window

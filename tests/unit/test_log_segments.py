@@ -14,16 +14,16 @@ from unittest.mock import patch
 
 import pytest
 
-import formats
-from collector.daemon.repairing import mend
-from formats.analysis import open_log
-from formats.base.cli import run
-from formats.base.errors import FileError
-from formats.base.segments import find_segments
-from formats.commands.decode import command as decode
-from formats.commands.export import command as export
-from formats.registry import format_of
-from formats.verify import Report, repair_folder, verify_log
+import tcpkmon
+from tcpkmon.collector.daemon.repairing import mend
+from tcpkmon.formats.analysis import open_log
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.base.segments import find_segments
+from tcpkmon.formats.commands.decode import command as decode
+from tcpkmon.formats.commands.export import command as export
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify import Report, repair_folder, verify_log
 from tests.unit.log_maker import CPUS, LogMaker, make_logs
 
 
@@ -56,7 +56,7 @@ def test_a_chain_adds_up_and_is_read_as_one_log(tmp_path: Path) -> None:
         types = Counter(event.type for event in log)
         assert not log.problems
     assert types["KLOGGER_START"] == types["KLOGGER_FINISH"] == CPUS, "no rotation looks a pause"
-    with formats.open(folder) as reader:
+    with tcpkmon.open(folder) as reader:
         assert reader.complete and not (reader.lost or reader.damaged or reader.warnings)
     lines = [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]
     assert [line["name"] for line in lines] == [path.name for path in paths]
@@ -78,10 +78,10 @@ def test_losses_are_in_their_segment_and_in_the_sum(tmp_path: Path) -> None:
     assert chain.exit_code == 3 and chain.totals.lost["ring full"] == 3 * 4 * CPUS
     assert [one.totals.lost["ring full"] for one in segments] == [4 * CPUS] * 3
     assert [one.lost_total for one in segments] == [4 * CPUS] * 3
-    with formats.open(tmp_path / "out") as reader:
+    with tcpkmon.open(tmp_path / "out") as reader:
         assert reader.lost == 3 * 4 * CPUS
     for path in find_segments(tmp_path / "out"):
-        with formats.open(path.path(tmp_path / "out")) as reader:
+        with tcpkmon.open(path.path(tmp_path / "out")) as reader:
             assert reader.lost == 4 * CPUS
     with open_log(tmp_path / "out") as log:
         for one in log.readers:
@@ -112,7 +112,7 @@ def test_a_loss_before_a_rotation_counts_once(tmp_path: Path) -> None:
     maker.close()
     chain, _ = verify(tmp_path / "out")
     assert not chain.problems and chain.lost_total == 3 * CPUS, whats(chain)
-    with formats.open(tmp_path / "out") as reader:
+    with tcpkmon.open(tmp_path / "out") as reader:
         assert reader.lost == 3 * CPUS and reader.complete
 
 
@@ -143,7 +143,7 @@ def test_a_missing_segment_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
         types = Counter(event.type for event in log)
     assert types["KLOGGER_START"] == 2 * CPUS, "what is missing is like a pause"
     shutil.rmtree(paths[3])
-    with formats.open(folder) as reader:
+    with tcpkmon.open(folder) as reader:
         assert not reader.complete
         assert any("another file follows" in text for text in reader.warnings)
     chain, _ = verify(folder)
@@ -161,14 +161,14 @@ def test_a_log_that_is_not_there_is_said_by_readers(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     first, *_ = make_logs(folder, segments=3, count=10)
     (first / "kernlog.dump.cpu1").unlink()
-    with formats.open(first) as reader:
+    with tcpkmon.open(first) as reader:
         assert not reader.complete and "kernlog.dump.cpu1 is missing" in reader.warnings[0]
-    with formats.open(folder) as reader:
+    with tcpkmon.open(folder) as reader:
         assert reader.damaged and any("cannot open" in text for text in reader.warnings)
     assert len(pings(folder)) == (3 * CPUS - 1) * 10
     for path in folder.glob("*.klog/kernlog.dump.cpu1"):
         path.unlink()
-    with formats.open(folder) as reader:
+    with tcpkmon.open(folder) as reader:
         assert not reader.complete and "kernlog.dump.cpu1 is missing" in reader.warnings[0]
     assert len(pings(folder)) == 3 * 10
 
@@ -182,7 +182,7 @@ def test_a_segment_that_cannot_be_read_is_left_out(
     paths = make_logs(folder, segments=3, count=10)
     for cpu in cpus:
         (paths[which] / f"kernlog.dump.cpu{cpu}").write_bytes(b"")
-    with formats.open(folder) as reader:
+    with tcpkmon.open(folder) as reader:
         assert reader.damaged and any("left out" in text for text in reader.warnings)
     assert len(pings(folder)) == (3 * CPUS - len(cpus)) * 10
     assert run(decode, [str(folder), "--merge"], prog="decode") == 5
@@ -305,13 +305,13 @@ def test_a_killed_capture_has_an_unknown_tail_and_is_repaired(tmp_path: Path) ->
     assert chain.tail_unknown and not chain.problems, whats(chain)
     assert any("is not sealed" in note for note in chain.notes)
     assert len(pings(folder)) == 20 * CPUS
-    with formats.open(folder) as reader:
+    with tcpkmon.open(folder) as reader:
         assert not reader.complete
     done = repair_folder(part, tmp_path / "new")
     assert not done.report.problems and done.report.part is not None, whats(done.report)
     with pytest.raises(FileError, match="is there already"):
         repair_folder(part, tmp_path / "new")
-    with patch("collector.linux.privileges.settle"):
+    with patch("tcpkmon.collector.linux.privileges.settle"):
         mend(folder, [part.name[1:-5]])
     assert not part.exists() and len(find_segments(folder)) == 2
     chain, _ = verify(folder)

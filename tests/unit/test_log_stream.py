@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collector.ring.batch import Batch
-from collector.sequencer.buffer_pool import Pool
-from collector.sequencer.cpu_queue import COPY_BYTES, FOREVER_NS, Queues
-from collector.writer.log_batch import copies
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.sequencer.buffer_pool import Pool
+from tcpkmon.collector.sequencer.cpu_queue import COPY_BYTES, FOREVER_NS, Queues
+from tcpkmon.collector.writer.log_batch import copies
 from tests.unit.test_sequencer import FULL, make_rows
 
 ROWS = COPY_BYTES // FULL.itemsize

@@ -16,19 +16,19 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from collector.ring.batch import Batch
-from collector.ring.journal import Journal
-from collector.ring.log_notes import FileNote, LogNotes, SegmentNote
-from collector.writer.base_stream import Stream
-from collector.writer.codec import File, Tail
-from collector.writer.file_sink import FileSink
-from collector.writer.log_noting import LogNoting
-from collector.writer.log_tail import LogState
-from collector.writer.stream import STREAMS
-from formats.analysis import open_log
-from formats.base.errors import FileError
-from formats.base.segments import find_segments
-from formats.registry import format_of
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.ring.journal import Journal
+from tcpkmon.collector.ring.log_notes import FileNote, LogNotes, SegmentNote
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.collector.writer.codec import File, Tail
+from tcpkmon.collector.writer.file_sink import FileSink
+from tcpkmon.collector.writer.log_noting import LogNoting
+from tcpkmon.collector.writer.log_tail import LogState
+from tcpkmon.collector.writer.stream import STREAMS
+from tcpkmon.formats.analysis import open_log
+from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.base.segments import find_segments
+from tcpkmon.formats.registry import format_of
 from tests.unit.log_maker import CPUS, WAIT_S, LogMaker
 
 

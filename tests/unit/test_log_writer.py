@@ -11,31 +11,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collector.plan.event_layout import lay_out, ring_dtype
-from collector.plan.schema_sources import find_sources
-from collector.ring.batch import Batch
-from collector.ring.points import ACCOUNT
-from collector.sequencer.cpu_queue import FOREVER_NS, Queues
-from collector.writer.base_events import ledger_notes
-from collector.writer.codec import File
-from collector.writer.file_sink import Calls, FileSink
-from collector.writer.klogger_codec import KloggerCodec
-from collector.writer.ledger import Books
-from collector.writer.log_batch import LogBatch
-from collector.writer.log_folder import LogFolder
-from collector.writer.log_tail import LogState
-from collector.writer.note import FIRST_CPU, Note
-from collector.writer.output_file import Owner
-from collector.writer.writer import Writer
-from collector.writer.written import Written
-from formats.base.control import Change, Clock, LossCause
-from formats.base.errors import FileError, UsageError
-from formats.base.limits import MOST_DUMP_BYTES
-from formats.klogger.describe import describe_event, make_header
-from formats.klogger.encode import encode_preamble
-from formats.klogger.reader import LogReader
-from formats.klogger.table import LogFormat
-from formats.schema.parser import load
+from tcpkmon.collector.plan.event_layout import lay_out, ring_dtype
+from tcpkmon.collector.plan.schema_sources import find_sources
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.ring.points import ACCOUNT
+from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS, Queues
+from tcpkmon.collector.writer.base_events import ledger_notes
+from tcpkmon.collector.writer.codec import File
+from tcpkmon.collector.writer.file_sink import Calls, FileSink
+from tcpkmon.collector.writer.klogger_codec import KloggerCodec
+from tcpkmon.collector.writer.ledger import Books
+from tcpkmon.collector.writer.log_batch import LogBatch
+from tcpkmon.collector.writer.log_folder import LogFolder
+from tcpkmon.collector.writer.log_tail import LogState
+from tcpkmon.collector.writer.note import FIRST_CPU, Note
+from tcpkmon.collector.writer.output_file import Owner
+from tcpkmon.collector.writer.writer import Writer
+from tcpkmon.collector.writer.written import Written
+from tcpkmon.formats.base.control import Change, Clock, LossCause
+from tcpkmon.formats.base.errors import FileError, UsageError
+from tcpkmon.formats.base.limits import MOST_DUMP_BYTES
+from tcpkmon.formats.klogger.describe import describe_event, make_header
+from tcpkmon.formats.klogger.encode import encode_preamble
+from tcpkmon.formats.klogger.reader import LogReader
+from tcpkmon.formats.klogger.table import LogFormat
+from tcpkmon.formats.schema.parser import load
 
 BASE = load([source.conf for source in find_sources([])])
 

@@ -11,8 +11,6 @@ from socket import AF_INET, AF_INET6, inet_pton
 import numpy as np
 import pytest
 
-from formats.base.cli import run
-from formats.base.errors import DamagedError, FileError, UsageError
 from scripts.experiments import interleaved
 from scripts.experiments.figure import Figure, Value, table_of
 from scripts.experiments.results import Results
@@ -33,6 +31,8 @@ from scripts.magnet.experiments import EXPERIMENTS
 from scripts.magnet.main import command
 from scripts.magnet.recording import Recording, covered, first_times
 from scripts.magnet.wire import FAST, SLOW, TRANSFERS
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import DamagedError, FileError, UsageError
 
 
 def made(times: dict[str, float] | None = None) -> Results:

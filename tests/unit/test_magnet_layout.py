@@ -9,10 +9,10 @@ import struct
 import numpy as np
 import pytest
 
-from formats.base.errors import DamagedError
-from formats.base.limits import MOST_CONTROL_BYTES
-from formats.magnet.control import CHUNK, Block, decode, encode, encode_header, text_records
-from formats.magnet.layout import EVERY, IP, NATIVE, TCP, TCP_WORDS, Layout, convert
+from tcpkmon.formats.base.errors import DamagedError
+from tcpkmon.formats.base.limits import MOST_CONTROL_BYTES
+from tcpkmon.formats.magnet.control import CHUNK, Block, decode, encode, encode_header, text_records
+from tcpkmon.formats.magnet.layout import EVERY, IP, NATIVE, TCP, TCP_WORDS, Layout, convert
 
 SIZES = {(64, False): 24, (64, True): 120, (32, False): 20, (32, True): 68}
 # struct magnet_data, then struct magnet_tcp, and struct magnet_ip at its place. C pads a structure

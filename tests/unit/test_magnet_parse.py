@@ -13,10 +13,10 @@ import pyarrow.ipc
 import pytest
 from pyarrow import parquet
 
-import formats
-from collector.commands.tcpkmon import command
-from formats.base import cli
-from formats.magnet.layout import IP, TCP
+import tcpkmon
+from tcpkmon.collector.commands.tcpkmon import command
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.magnet.layout import IP, TCP
 from tests.unit.magnet_builder import MONO_NS, REAL_NS, clean_file, in_layout, lossy_file
 from tests.unit.test_magnet_layout import IP_FORMATS, TCP_FORMATS
 
@@ -71,7 +71,7 @@ def test_other_machines(
     assert found == wanted
     # The records alone, as the original made them: described by options.
     bare = in_layout(path, tmp_path / "c", order, bits, header=False)
-    with formats.open(path) as logs:
+    with tcpkmon.open(path) as logs:
         names = [f"--event={event.number}={event.name}" for event in logs.format.events]
     options = [f"--bits={bits}", *["--big-endian"] * (order == ">"), *["--data"] * data]
     found = parse(capfd, bare, *options, *names)
@@ -195,6 +195,6 @@ def test_verify_and_repair_by_the_commands(tmp_path: Path, capfd: Capture) -> No
 
 
 def formats_pmgraph() -> object:
-    from formats.commands.pmgraph import command
+    from tcpkmon.formats.commands.pmgraph import command
 
     return command

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-import formats
-from collector.plan.trigger_watch import Hit
-from collector.writer.dump import MOST_TOLD, Keeping
-from collector.writer.recorder import Recorder
-from collector.writer.stream import STREAMS
-from formats.base.control import Change, EndReason, Mark
-from formats.base.segments import find_segments
-from formats.magnet.control import encode_header
-from formats.magnet.header import MagnetFile
-from formats.magnet.layout import FIRST_EVENT, MARK
-from formats.magnet.reader import open_segments
-from formats.magnet.walk import Entry, Walk
-from formats.registry import format_of
-from formats.verify import Report, repair_magnet, verify_magnet
+import tcpkmon
+from tcpkmon.collector.plan.trigger_watch import Hit
+from tcpkmon.collector.writer.dump import MOST_TOLD, Keeping
+from tcpkmon.collector.writer.recorder import Recorder
+from tcpkmon.collector.writer.stream import STREAMS
+from tcpkmon.formats.base.control import Change, EndReason, Mark
+from tcpkmon.formats.base.segments import find_segments
+from tcpkmon.formats.magnet.control import encode_header
+from tcpkmon.formats.magnet.header import MagnetFile
+from tcpkmon.formats.magnet.layout import FIRST_EVENT, MARK
+from tcpkmon.formats.magnet.reader import open_segments
+from tcpkmon.formats.magnet.walk import Entry, Walk
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify import Report, repair_magnet, verify_magnet
 from tests.unit.magnet_builder import MagnetBuilder
 
 S = 10**9
@@ -129,7 +129,7 @@ def test_a_dump_has_the_window_and_what_comes_after(tmp_path: Path, lose: int) -
     assert report.window[0].startswith("not complete" if lose else "complete from 2023")
     assert f"{report.evicted} records before that are evicted" in report.window[0]
     assert "trigger: IP_SEND and size > ?, connection 7 (2 at once), at 2023" in report.window[1]
-    with formats.open(path) as reader:
+    with tcpkmon.open(path) as reader:
         assert reader.complete and not reader.damaged
         assert reader.lost == report.lost_total
     assert f"dump: {path.name}" in made.said

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import formats
-from collector.session.archive import Archive
-from formats.base.cli import run
-from formats.base.control import Change
-from formats.base.segments import find_segments
-from formats.commands.decode import command as decode
-from formats.registry import format_of
-from formats.verify import Report, repair_magnet, verify_magnet
+import tcpkmon
+from tcpkmon.collector.session.archive import Archive
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.control import Change
+from tcpkmon.formats.base.segments import find_segments
+from tcpkmon.formats.commands.decode import command as decode
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify import Report, repair_magnet, verify_magnet
 from tests.unit.magnet_builder import MagnetBuilder
 
 
@@ -56,7 +56,7 @@ def test_a_chain_adds_up_and_is_read_as_one_file(tmp_path: Path, lose: int) -> N
     assert chain.totals.in_file == 4 * 2 * 20 and chain.lost_total == 4 * 2 * lose
     assert all(one.totals.in_file == 2 * 20 and not one.problems for one in segments)
     assert [one.totals.lost_total for one in segments] == [2 * lose] * 4
-    with formats.open(folder) as reader:
+    with tcpkmon.open(folder) as reader:
         assert reader.complete and not reader.damaged and not reader.warnings
         assert reader.lost == 4 * 2 * lose
     lines = [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]
@@ -90,7 +90,7 @@ def test_a_missing_segment_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_segment_that_cannot_be_read_is_left_out(tmp_path: Path, which: int) -> None:
     folder = tmp_path / "out"
     build(folder)[which].write_bytes(b"")
-    with formats.open(folder) as reader:
+    with tcpkmon.open(folder) as reader:
         assert reader.damaged and any("left out" in text for text in reader.warnings)
         assert sum(len(table) for tables in reader.tables() for table in tables.values())
 
@@ -139,5 +139,5 @@ def test_segments_are_compressed(tmp_path: Path) -> None:
     assert names == [f"{path.name}.zst" for path in paths]
     chain, _ = verify(folder)
     assert chain.exit_code == 0 and chain.totals.in_file == 3 * 2 * 20, whats(chain)
-    with formats.open(folder) as reader:
+    with tcpkmon.open(folder) as reader:
         assert reader.complete and not reader.lost

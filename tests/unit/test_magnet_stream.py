@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import formats
-from collector.ring.batch import Batch
-from collector.writer import appender
-from collector.writer.file_sink import Calls
-from collector.writer.magnet_records import Packing
-from formats.base.control import LossCause
-from formats.magnet.header import MagnetFile
-from formats.magnet.layout import FIRST_CONTROL, FIRST_EVENT, LOST, MOST_LOST
-from formats.magnet.walk import Entry, Piece, Walk
-from formats.verify import verify_magnet
+import tcpkmon
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.writer import appender
+from tcpkmon.collector.writer.file_sink import Calls
+from tcpkmon.collector.writer.magnet_records import Packing
+from tcpkmon.formats.base.control import LossCause
+from tcpkmon.formats.magnet.header import MagnetFile
+from tcpkmon.formats.magnet.layout import FIRST_CONTROL, FIRST_EVENT, LOST, MOST_LOST
+from tcpkmon.formats.magnet.walk import Entry, Piece, Walk
+from tcpkmon.formats.verify import verify_magnet
 from tests.unit.magnet_builder import (
     MONO_NS,
     MagnetBuilder,
@@ -93,7 +93,7 @@ def test_cpus_are_merged_by_time_and_lost_is_in_its_place(tmp_path: Path) -> Non
     assert np.flatnonzero(lost).tolist() == [4, 6, 8]
     assert set(rows["sockid"][lost].tolist()) == {LossCause.KERNEL}
     assert (np.diff(rows["timestamp"].astype(np.int64)) >= 0).all()
-    with formats.open(tmp_path / "a") as reader:
+    with tcpkmon.open(tmp_path / "a") as reader:
         assert reader.lost == 13 and reader.complete and not reader.damaged
 
 

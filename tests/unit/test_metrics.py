@@ -18,17 +18,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from collector.commands import openmetrics
-from collector.commands.metrics import command, open_listener
-from collector.commands.openmetrics import make_metrics
-from collector.metrics.connections import Connections
-from collector.metrics.histogram import Histogram
-from collector.metrics.request_meter import RequestMeter
-from collector.metrics.shown import first
-from collector.metrics.tcp_meter import TcpMeter
-from collector.metrics.watching import Watching, watch
-from collector.plan.columns import choose_columns, load_schema, locations_of, make_layout
-from formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.collector.commands import openmetrics
+from tcpkmon.collector.commands.metrics import command, open_listener
+from tcpkmon.collector.commands.openmetrics import make_metrics
+from tcpkmon.collector.metrics.connections import Connections
+from tcpkmon.collector.metrics.histogram import Histogram
+from tcpkmon.collector.metrics.request_meter import RequestMeter
+from tcpkmon.collector.metrics.shown import first
+from tcpkmon.collector.metrics.tcp_meter import TcpMeter
+from tcpkmon.collector.metrics.watching import Watching, watch
+from tcpkmon.collector.plan.columns import choose_columns, load_schema, locations_of, make_layout
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 from tests.unit.request_capture import client, entries_of, server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,7 +185,7 @@ def test_connections_shorter_than_a_second_are_shown_once_and_counted(
     table = Watching(layout.dtype, AT)
     now_s = [1000.0]
     for name in ("watching", "connections"):
-        monkeypatch.setattr(f"collector.metrics.{name}.time.monotonic", lambda: now_s[0])
+        monkeypatch.setattr(f"tcpkmon.collector.metrics.{name}.time.monotonic", lambda: now_s[0])
     table.top("rate", 5)
     now_s[0] += 1
     short_connections(table, layout, 1, 300)
@@ -426,7 +426,7 @@ def test_connections_whose_end_was_lost_make_room(
     monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
     """The end of a connection may be lost, or left out by a budget."""
-    monkeypatch.setattr("collector.metrics.connections.MOST", 1024)
+    monkeypatch.setattr("tcpkmon.collector.metrics.connections.MOST", 1024)
     layout = make_layout(SCHEMA, choose_columns(SCHEMA.event("SNAPSHOT"), columns), ())
     table = Connections(layout.dtype, AT, 0.0)
     for low in range(1, 2001, 100):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from collector.commands import tcpkmon
-from collector.commands.history import iscan, monitor, msmod
-from formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.collector.commands import tcpkmon
+from tcpkmon.collector.commands.history import iscan, monitor, msmod
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 
 @pytest.fixture(autouse=True)

@@ -15,16 +15,16 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-import formats
-from collector.commands.tcpkmon import command as tcpkmon
-from collector.plan.columns import EVENT, load_schema
-from formats.base.cli import run
-from formats.base.files import open_plain
-from formats.export.table_file import write_parquet
-from formats.lines import writing
-from formats.psc.archive import describe
-from formats.psc.reader import open_capture
-from formats.schema import Field, format_schema, parse
+import tcpkmon
+from tcpkmon.collector.commands.tcpkmon import command
+from tcpkmon.collector.plan.columns import EVENT, load_schema
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.files import open_plain
+from tcpkmon.formats.export.table_file import write_parquet
+from tcpkmon.formats.lines import writing
+from tcpkmon.formats.psc.archive import describe
+from tcpkmon.formats.psc.reader import open_capture
+from tcpkmon.formats.schema import Field, format_schema, parse
 from tests.unit.klogger_samples import LogMaker
 from tests.unit.segment_maker import Maker
 
@@ -59,7 +59,7 @@ def capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def export(capture: Path, *words: object) -> None:
-    assert run(tcpkmon, ["export", *map(str, words), str(capture)], prog="tcpkmon") == 0
+    assert run(command, ["export", *map(str, words), str(capture)], prog="tcpkmon") == 0
 
 
 def first_of(table: Any) -> dict[str, list[Any]]:
@@ -105,7 +105,7 @@ def test_text(
 
 
 def test_tables_of_the_reader_have_nulls_and_arrays_what_the_file_has(capture: Path) -> None:
-    with formats.open(capture) as reader:
+    with tcpkmon.open(capture) as reader:
         names = ["conn_id", *WANTED]
         mine = np.flatnonzero(~reader.control() & (reader.column("conn_id") > 0))
         table = reader.table(names).take(mine)
@@ -124,7 +124,7 @@ def test_the_file_comes_out_of_parquet_again(capture: Path, tmp_path: Path) -> N
         assert file.read() == capture.read_bytes()
     shutil.move(packed, capture.with_name(packed.name))
     capture.unlink()
-    assert run(tcpkmon, ["verify", str(capture.parent)], prog="tcpkmon") == 0
+    assert run(command, ["verify", str(capture.parent)], prog="tcpkmon") == 0
 
 
 def test_nulls_that_no_archive_has_are_damage(capture: Path, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_nulls_that_no_archive_has_are_damage(capture: Path, tmp_path: Path) -> 
         key = b"tcpkmon.capture"
         metadata[key] = metadata[key].replace(b'"none":4294967295', none.encode())
         pyarrow.parquet.write_table(whole.replace_schema_metadata(metadata), packed)
-        assert run(tcpkmon, ["verify", str(packed)], prog="tcpkmon") == 5
+        assert run(command, ["verify", str(packed)], prog="tcpkmon") == 5
 
 
 LOG = """
@@ -161,7 +161,7 @@ def log(tmp_path: Path) -> Path:
 
 def decode(log: Path, form: str, *words: object) -> int:
     asked = ["decode", "--event", "TOLD", "--format", form, *words, log]
-    return run(tcpkmon, [str(word) for word in asked], prog="tcpkmon")
+    return run(command, [str(word) for word in asked], prog="tcpkmon")
 
 
 def test_logs_as_text(log: Path, capfdbinary: Any, tmp_path: Path) -> None:

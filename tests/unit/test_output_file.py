@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from failing_calls import FaultyCalls
 
-from collector.writer.output_file import Output, Owner, find_owner
-from formats.base.errors import FileError
+from tcpkmon.collector.writer.output_file import Output, Owner, find_owner
+from tcpkmon.formats.base.errors import FileError
 
 NO_TMPFILE = [None, errno.EOPNOTSUPP]
 

@@ -41,7 +41,8 @@ def test_dependencies_leave_bcc_to_the_distribution() -> None:
 
 
 def test_bpf_sources_are_package_data() -> None:
-    assert '"bpf*"' in section("tool.setuptools.packages.find")
+    assert '"tcpkmon*"' in section("tool.setuptools.packages.find")
+    assert (ROOT / "tcpkmon" / "bpf").samefile(ROOT / "bpf")
     data = section("tool.setuptools.package-data")
     suffixes = {path.suffix for path in (ROOT / "bpf").rglob("*") if path.is_file()} - {".md"}
     for suffix in suffixes:

@@ -9,13 +9,13 @@ import struct
 
 import pytest
 
-from collector.linux.perf_names import CACHE, HARDWARE, RAW, SOFTWARE, find_counter, table
-from collector.loader import perf_counters
-from collector.loader.perf_counters import Bound, OpenCounters, bind, c_text
-from collector.plan.counter_names import check
-from formats.base.errors import KernelError, PrivilegeError, SchemaError
-from formats.schema import parse
-from formats.schema.model import Arch
+from tcpkmon.collector.linux.perf_names import CACHE, HARDWARE, RAW, SOFTWARE, find_counter, table
+from tcpkmon.collector.loader import perf_counters
+from tcpkmon.collector.loader.perf_counters import Bound, OpenCounters, bind, c_text
+from tcpkmon.collector.plan.counter_names import check
+from tcpkmon.formats.base.errors import KernelError, PrivilegeError, SchemaError
+from tcpkmon.formats.schema import parse
+from tcpkmon.formats.schema.model import Arch
 from tests.descriptors import descriptors
 
 TABLE_2 = [

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from collector.loader.capture_maps import Kernel
-from collector.loader.program import Missed
-from collector.plan.probes import Chosen
+from tcpkmon.collector.loader.capture_maps import Kernel
+from tcpkmon.collector.loader.program import Missed
+from tcpkmon.collector.plan.probes import Chosen
 
 
 def test_it_never_falls() -> None:

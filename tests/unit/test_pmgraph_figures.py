@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from pmgraph_capture import CLASSIC, Builder, mapped, merge, sawtooth
 
-import formats
-from formats.base import cli
-from formats.base.errors import FileError
-from formats.commands.pmgraph import command
-from formats.drawing import PALETTE
-from formats.pmgraph import figure as figures
-from formats.pmgraph.options import Selection
-from formats.pmgraph.pages import Page, build_pages
+import tcpkmon
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.commands.pmgraph import command
+from tcpkmon.formats.drawing import PALETTE
+from tcpkmon.formats.pmgraph import figure as figures
+from tcpkmon.formats.pmgraph.options import Selection
+from tcpkmon.formats.pmgraph.pages import Page, build_pages
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -47,7 +47,7 @@ def three(tmp_path: Path) -> Path:
 
 
 def pages_of(path: Path, *columns: str, **more: Any) -> tuple[list[Page], list[str]]:
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         return build_pages(capture, Selection(columns, **more), figures.BINS)
 
 
@@ -95,7 +95,7 @@ def test_chosen_connections_and_values(three: Path) -> None:
     pages, _ = pages_of(three, "snd_cwnd", connections=((1056, 5051),))
     (page,) = pages
     (line,) = page.panels[0].lines
-    with formats.open(three) as capture:
+    with tcpkmon.open(three) as capture:
         mine = capture.column("conn_id") == 2
         expected = capture.column("snd_cwnd")[mine] / 1000
         times = (capture.time_ns()[mine] - capture.time_ns(0, 1)[0]) / 1e9

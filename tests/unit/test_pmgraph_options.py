@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pmgraph_capture import CLASSIC, Builder, merge, sawtooth
 
-from formats.base import cli
-from formats.base.errors import UsageError
-from formats.commands.pmgraph import command
-from formats.pmgraph.options import parse_connection, parse_names, parse_scale, select
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.commands.pmgraph import command
+from tcpkmon.formats.pmgraph.options import parse_connection, parse_names, parse_scale, select
 
 REPORT = {
     "b": "snd_sb_cc", "c": "snd_cwnd", "f": "snd_fack", "F": "hiwat_fair_share", "H": "sb_hiwat",

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from pmgraph_capture import Builder, merge, sawtooth
 
-import formats
-from formats.base import cli
-from formats.commands.pmgraph import command
-from formats.pmgraph import terminal
-from formats.pmgraph.connections import Finder, find_connections, key_columns
-from formats.pmgraph.options import Selection
-from formats.pmgraph.pages import build_pages
+import tcpkmon
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.commands.pmgraph import command
+from tcpkmon.formats.pmgraph import terminal
+from tcpkmon.formats.pmgraph.connections import Finder, find_connections, key_columns
+from tcpkmon.formats.pmgraph.options import Selection
+from tcpkmon.formats.pmgraph.pages import build_pages
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,7 +70,7 @@ def test_xgraph_per_connection(
     assert settings["TitleText"] == "1056.5051"
     assert settings["XUnitText"] == "seconds"
     assert list(sets) == ["snd_cwnd", "snd_max", "location \u00d7 1000"]
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         mine = capture.column("conn_id") == 2
         cwnd = capture.column("snd_cwnd")[mine].tolist()
         location = capture.column("location")[mine].tolist()
@@ -82,7 +82,7 @@ def test_xgraph_per_connection(
 
 
 def test_a_chunk_may_have_no_record_of_the_connections(path: Path) -> None:
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         second = find_connections(capture)[1:2]
         columns = capture.columns(key_columns(capture), 0, len(capture))
         others = np.flatnonzero(columns["conn_id"] == 1)
@@ -117,7 +117,7 @@ def lines_of(
     path: Path, width: int, *columns: str, by_parameter: bool = False, **more: bool
 ) -> list[str]:
     selection = Selection(columns or ("snd_cwnd", "snd_max"), by_parameter=by_parameter)
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         pages, _ = build_pages(capture, selection, terminal.BINS)
     return list(terminal.draw_text(pages, width, **more))
 
@@ -232,7 +232,7 @@ def test_terminal_plot_of_next_to_nothing(tmp_path: Path, values: list[int]) -> 
 
 def test_terminal_plot_of_endless_values(path: Path) -> None:
     selection = Selection(("snd_cwnd",), scales={"snd_cwnd": -1e308})
-    with formats.open(path) as capture, np.errstate(over="ignore"):
+    with tcpkmon.open(path) as capture, np.errstate(over="ignore"):
         pages, _ = build_pages(capture, selection, terminal.BINS)
     assert len(cells(list(terminal.draw_text(pages, 60)))) == 48
 
@@ -241,7 +241,7 @@ def test_draws_on_a_terminal(path: Path) -> None:
     """Without a display and with a terminal on stdout, the plot goes there."""
     keep = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     main, side = pty.openpty()
-    program = "from formats.commands.pmgraph import main; main()"
+    program = "from tcpkmon.formats.commands.pmgraph import main; main()"
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", program, str(path), "-c", "-p", "1056.5051"],

@@ -22,9 +22,9 @@ from pmgraph_capture import (
     sawtooth,
 )
 
-from formats.base import cli
-from formats.commands.pmgraph import command
-from formats.lines import writing
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.commands.pmgraph import command
+from tcpkmon.formats.lines import writing
 
 
 def run(capfd: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
@@ -278,7 +278,7 @@ def test_closed_pipe_is_silent(tmp_path: Path, ours: Builder) -> None:
     merge(ours)
     ours.rows *= 3000
     path = ours.write(tmp_path / "a.pm")
-    program = "import sys; from formats.commands.pmgraph import main; main()"
+    program = "import sys; from tcpkmon.formats.commands.pmgraph import main; main()"
     root = Path(__file__).parents[2]
     with subprocess.Popen(
         [sys.executable, "-c", program, str(path), "-T"],

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import formats
-from formats.base import cli
-from formats.base.errors import FileError, UsageError
-from formats.commands.pmgraph import command
-from formats.pmgraph.options import Selection
-from formats.pmgraph.pages import Page, build_pages
-from formats.pmgraph.together import OWN, build_together, labels_of
+import tcpkmon
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.base.errors import FileError, UsageError
+from tcpkmon.formats.commands.pmgraph import command
+from tcpkmon.formats.pmgraph.options import Selection
+from tcpkmon.formats.pmgraph.pages import Page, build_pages
+from tcpkmon.formats.pmgraph.together import OWN, build_together, labels_of
 from tests.unit.pmgraph_capture import CLASSIC, EPOCH_S, Builder, sawtooth
 
 EXISTING = 226
@@ -68,7 +68,7 @@ def run(*words: object) -> int:
 
 
 def pages_of(paths: list[Path], by_clock: bool = False, **more: Any) -> tuple[list[Page], Any]:
-    with formats.open(paths[0]) as one, formats.open(paths[1]) as other:
+    with tcpkmon.open(paths[0]) as one, tcpkmon.open(paths[1]) as other:
         selection = Selection(("snd_cwnd",), **more)
         return build_together([one, other], selection, 500, by_clock)  # type: ignore[list-item]
 
@@ -131,7 +131,7 @@ def test_labels(tmp_path: Path) -> None:
     for (host, path, other_host, other), labels in named.items():
         first = make(tmp_path / path, host)
         second = make(tmp_path / other, other_host)
-        with formats.open(first) as one, formats.open(second) as another:
+        with tcpkmon.open(first) as one, tcpkmon.open(second) as another:
             assert labels_of([one, another]) == labels  # type: ignore[list-item]
 
 
@@ -175,7 +175,7 @@ def test_a_later_segment_begins_at_0(tmp_path: Path, aged_s: float) -> None:
     builder.add(-aged_s, location=EXISTING, conn_id=1, snd_cwnd=7000)
     sawtooth(builder, 1055, 5050, 1)
     path = builder.write(tmp_path / "later.pm")
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         ((page,), _) = build_pages(capture, Selection(("snd_cwnd",)), 500)  # type: ignore[arg-type]
     (line,) = page.panels[0].lines
     assert page.limits[0] == 0.0 and line.times[0] == 0.0 and line.values[0] == 7.0

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from collector.commands.tcpkmon import command as tcpkmon
-from formats.base.cli import run
-from formats.base.errors import UsageError
-from formats.base.ports import find_missing, match_ports
-from formats.commands.pmgraph import command as pmgraph
-from formats.psc.reader import open_capture
+from tcpkmon.collector.commands.tcpkmon import command as tcpkmon
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.ports import find_missing, match_ports
+from tcpkmon.formats.commands.pmgraph import command as pmgraph
+from tcpkmon.formats.psc.reader import open_capture
 from tests.unit.request_capture import Socket, client, server, write_requests
 from tests.unit.segment_maker import Maker
 

@@ -8,9 +8,9 @@ import platform
 import pytest
 from click.testing import CliRunner
 
-from collector.commands import doctor, event_cost
-from collector.loader.prepare import Wish, check_machine, decide, prepare
-from formats.base.errors import KernelError
+from tcpkmon.collector.commands import doctor, event_cost
+from tcpkmon.collector.loader.prepare import Wish, check_machine, decide, prepare
+from tcpkmon.formats.base.errors import KernelError
 
 
 @pytest.mark.parametrize("machine", ["aarch64", "riscv64"])

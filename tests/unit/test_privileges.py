@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux.confinement import landlock_version
-from collector.linux.privileges import KEPT, find_user, needed_capabilities
+from tcpkmon.collector.linux.confinement import landlock_version
+from tcpkmon.collector.linux.privileges import KEPT, find_user, needed_capabilities
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", "from collector.linux.privileges import *; import os\n" + code],
+        [sys.executable, "-c",
+         "from tcpkmon.collector.linux.privileges import *; import os\n" + code],
         cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
         check=False,
     )  # fmt: skip
@@ -103,8 +104,8 @@ def test_kernels_that_open_perf_events_for_administrators_only(tmp_path: Path) -
 def test_no_library_starts_a_thread_and_the_environment_stays() -> None:
     code = (
         "import os\nbefore = dict(os.environ)\n"
-        "from collector.commands.collect import import_quietly\nimport_quietly()\n"
-        "import collector.loader.sock_diag, numpy.linalg\n"
+        "from tcpkmon.collector.commands.collect import import_quietly\nimport_quietly()\n"
+        "import tcpkmon.collector.loader.sock_diag, numpy.linalg\n"
         "assert before == dict(os.environ)\nprint(len(os.listdir('/proc/self/task')))\n"
     )
     for value in ({}, {"OPENBLAS_NUM_THREADS": "4", "OMP_NUM_THREADS": "3"}):
@@ -150,8 +151,8 @@ def test_a_thread_that_kept_its_privileges_is_refused() -> None:
 CONFINED = """
 import socket, subprocess, sys, threading
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
-from collector.linux import bpf
-from collector.linux.syscalls import system_call
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.syscalls import system_call
 folder = os.open(sys.argv[1], os.O_PATH)
 user = find_user()
 os.chown(sys.argv[1], user.uid, user.gid)

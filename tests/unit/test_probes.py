@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from collector.linux.btf import Kind
-from collector.plan import columns, probes
-from collector.plan.schema_sources import find_sources, read_texts
-from collector.ring import points
-from formats.base.errors import KernelError
+from tcpkmon.collector.linux.btf import Kind
+from tcpkmon.collector.plan import columns, probes
+from tcpkmon.collector.plan.schema_sources import find_sources, read_texts
+from tcpkmon.collector.ring import points
+from tcpkmon.formats.base.errors import KernelError
 
 TEXT = read_texts(find_sources(["tcp"]))
 PROBES = probes.find_probes(TEXT)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from formats.base import cli
-from formats.commands import connections, decode, export, pmgraph, requests, why
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.commands import connections, decode, export, pmgraph, requests, why
 from tests.kept.make import unpack
 from tests.unit.forging import PscFile
 

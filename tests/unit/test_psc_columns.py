@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from formats.base.errors import UsageError
-from formats.psc.columns import CLASSIC, Column, columns_of, entry_dtype
-from formats.psc.header import Header, decode_header, encode_header
-from formats.schema import load, parse
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.psc.columns import CLASSIC, Column, columns_of, entry_dtype
+from tcpkmon.formats.psc.header import Header, decode_header, encode_header
+from tcpkmon.formats.schema import load, parse
 
 SCHEMA = parse(
     """

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-import formats
-from formats.base.byteorder import Endian
-from formats.psc.columns import Column
+import tcpkmon
+from tcpkmon.formats.base.byteorder import Endian
+from tcpkmon.formats.psc.columns import Column
 from tests.unit.psc_samples import BIG, LITTLE, LITTLE_DATA, PDP, save
 
 SECOND_NS = 1_000_000_000
 
 
 def test_little_endian_file_without_mods_and_endian(tmp_path: Path) -> None:
-    with formats.open(save(tmp_path, LITTLE)) as capture:
+    with tcpkmon.open(save(tmp_path, LITTLE)) as capture:
         header = capture.header
         assert (header.version, header.mods, header.endian) == ("0.9", 1, Endian.LITTLE)
         assert (header.entry_size, header.mclsize) == (24, 0)
@@ -53,7 +53,7 @@ def test_little_endian_file_without_mods_and_endian(tmp_path: Path) -> None:
 
 
 def test_little_endian_array_is_the_file(tmp_path: Path) -> None:
-    capture = formats.open(save(tmp_path, LITTLE))
+    capture = tcpkmon.open(save(tmp_path, LITTLE))
     assert capture.array.dtype.itemsize == 24
     assert capture.array.tobytes() == LITTLE[LITTLE_DATA:]
     assert capture.array["tv_usec"].tolist() == [1, 100000, 0]
@@ -64,7 +64,7 @@ def test_little_endian_array_is_the_file(tmp_path: Path) -> None:
 
 
 def test_big_endian_file_with_odd_widths(tmp_path: Path) -> None:
-    with formats.open(save(tmp_path, BIG)) as capture:
+    with tcpkmon.open(save(tmp_path, BIG)) as capture:
         header = capture.header
         assert (header.mods, header.endian, header.mclsize) == (15, Endian.BIG, 2048)
         assert header.entry_size == 44
@@ -80,7 +80,7 @@ def test_big_endian_file_with_odd_widths(tmp_path: Path) -> None:
 
 
 def test_pdp_endian_file(tmp_path: Path) -> None:
-    with formats.open(save(tmp_path, PDP)) as capture:
+    with tcpkmon.open(save(tmp_path, PDP)) as capture:
         assert capture.header.endian == Endian.PDP
         assert capture.column("seq_no").tolist() == [0x0A0B0C0D]
         assert capture.time_ns().tolist() == [943185216 * SECOND_NS + 100_000_000]

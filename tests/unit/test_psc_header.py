@@ -11,10 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.base.byteorder import Endian
-from formats.base.errors import DamagedError, UsageError
-from formats.psc.columns import Column
-from formats.psc.header import KIND_CHECKSUM, Header, decode_header, encode_header, writer_header
+from tcpkmon.formats.base.byteorder import Endian
+from tcpkmon.formats.base.errors import DamagedError, UsageError
+from tcpkmon.formats.psc.columns import Column
+from tcpkmon.formats.psc.header import (
+    KIND_CHECKSUM,
+    Header,
+    decode_header,
+    encode_header,
+    writer_header,
+)
 from tests.unit.psc_samples import END, describe, entry_size, from_hex, record
 
 SEQ = describe("seq_no", 0, 4)

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import formats
-from formats.base import control
-from formats.base.byteorder import Endian
-from formats.base.errors import DamagedError, FileError, TcpkmonError, UsageError
-from formats.psc import reader, sequence
-from formats.psc.columns import CLASSIC, Column, entry_dtype
-from formats.psc.header import Header, encode_header, writer_header
-from formats.psc.reader import Capture
+import tcpkmon
+from tcpkmon.formats.base import control
+from tcpkmon.formats.base.byteorder import Endian
+from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError, UsageError
+from tcpkmon.formats.psc import reader, sequence
+from tcpkmon.formats.psc.columns import CLASSIC, Column, entry_dtype
+from tcpkmon.formats.psc.header import Header, encode_header, writer_header
+from tcpkmon.formats.psc.reader import Capture
 from tests.unit.psc_samples import (
     BIG,
     END,
@@ -95,7 +95,7 @@ def test_columns_as_an_independent_decoder_reads_them(
 ) -> None:
     header, rows = file
     path = save(tmp_path, encode_header(header) + b"".join(rows))
-    with pytest.MonkeyPatch.context() as patch, formats.open(path) as capture:
+    with pytest.MonkeyPatch.context() as patch, tcpkmon.open(path) as capture:
         patch.setattr(reader, "READ_BYTES", read_bytes)
         assert len(capture) == len(rows)
         assert capture.names == tuple(column.name for column in header.columns)
@@ -177,7 +177,7 @@ def own_file(endian: Endian = Endian.LITTLE, end: bool = True, schema: str = SCH
 
 @pytest.mark.parametrize("endian", [Endian.LITTLE, Endian.BIG])
 def test_own_file(tmp_path: Path, endian: Endian) -> None:
-    with formats.open(save(tmp_path, own_file(endian))) as capture:
+    with tcpkmon.open(save(tmp_path, own_file(endian))) as capture:
         assert capture.header.endian == endian
         assert capture.control().tolist() == [True, False, False, True, False, True]
         assert capture.control(2, 5).tolist() == [False, True, False]
@@ -220,7 +220,7 @@ def test_own_file(tmp_path: Path, endian: Endian) -> None:
 
 def test_reading_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "READ_BYTES", 250)  # two entries
-    with formats.open(save(tmp_path, own_file())) as capture:
+    with tcpkmon.open(save(tmp_path, own_file())) as capture:
         assert [row for row, _ in capture.controls()] == [0, 3, 5]
         assert capture.seq(1, 6).tolist() == [2**32 + n for n in (2, 3, 7, 8, 9)]
         assert capture.rows(2, 4).tobytes() == own_file()[-4 * OWN_SIZE : -2 * OWN_SIZE]
@@ -229,7 +229,7 @@ def test_reading_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_columns_are_read_in_turn_and_by_several_threads(tmp_path: Path) -> None:
-    with formats.open(save(tmp_path, own_file())) as capture:
+    with tcpkmon.open(save(tmp_path, own_file())) as capture:
         whole = {name: capture.column(name).tolist() for name in capture.names}
 
         def read(number: int) -> None:
@@ -245,26 +245,26 @@ def test_columns_are_read_in_turn_and_by_several_threads(tmp_path: Path) -> None
 
 
 def test_without_end_the_tail_is_unknown(tmp_path: Path) -> None:
-    assert not formats.open(save(tmp_path, own_file(end=False))).complete
+    assert not tcpkmon.open(save(tmp_path, own_file(end=False))).complete
 
 
 def test_ports_tell_a_snapshot_from_a_control_entry(tmp_path: Path) -> None:
     # Location 300 with ports is a snapshot; the file of 1999 has no place for control entries.
-    assert not formats.open(save(tmp_path, own_file())).control(4, 5).any()
-    assert not formats.open(save(tmp_path, LITTLE)).control().any()
+    assert not tcpkmon.open(save(tmp_path, own_file())).control(4, 5).any()
+    assert not tcpkmon.open(save(tmp_path, LITTLE)).control().any()
 
 
 def test_ports_that_are_no_numbers_make_no_control_entries(tmp_path: Path) -> None:
     header = Header(1, "", 64, tuple(Column(name, *at, flags=2) for name, at in CLASSIC.items()))
     data = encode_header(header) + own_file()[-OWN_SIZE:][:64]
-    with formats.open(save(tmp_path, data)) as capture:
+    with tcpkmon.open(save(tmp_path, data)) as capture:
         assert not capture.control().any() and not capture.complete
         read_all(capture)
 
 
 def test_table(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    with formats.open(save(tmp_path, own_file())) as capture:
+    with tcpkmon.open(save(tmp_path, own_file())) as capture:
         table = capture.table()
         assert table.column_names == list(capture.names)
         assert table["seq"].to_pylist() == [2**32 + n for n in (1, 2, 3, 7, 8, 9)]
@@ -273,7 +273,7 @@ def test_table(tmp_path: Path) -> None:
         assert table["offset"].to_pylist() == [0, -1, 2, 0, -(2**40), 0]
         assert str(table["time"].type) == "timestamp[ns, tz=UTC]"
         assert capture.table(["lport"]).column_names == ["lport"]
-    with formats.open(save(tmp_path, LITTLE[:LITTLE_DATA])) as capture:
+    with tcpkmon.open(save(tmp_path, LITTLE[:LITTLE_DATA])) as capture:
         assert capture.table().num_rows == 0
         assert capture.table().column_names == list(capture.names)
 
@@ -285,15 +285,15 @@ def test_table(tmp_path: Path) -> None:
     "data", [LITTLE, BIG, PDP, own_file()], ids=["little", "big", "pdp", "own"]
 )
 def test_cut_at_every_byte(tmp_path: Path, data: bytes) -> None:
-    whole = formats.open(save(tmp_path, data, "whole.pm"))
+    whole = tcpkmon.open(save(tmp_path, data, "whole.pm"))
     start, size = len(data) - len(whole) * whole.header.entry_size, whole.header.entry_size
     for length in range(len(data)):
         path = save(tmp_path, data[:length])
         if length < start:
             with pytest.raises(DamagedError, match=r"at offset \d+: "):
-                formats.open(path)
+                tcpkmon.open(path)
             continue
-        with formats.open(path) as capture:
+        with tcpkmon.open(path) as capture:
             good, rest = divmod(length - start, size)
             assert len(capture) == good
             assert capture.damaged == (rest > 0)
@@ -311,7 +311,7 @@ def test_every_bit_flipped(tmp_path: Path, data: bytes) -> None:
         bent = bytearray(data)
         bent[bit // 8] ^= 1 << bit % 8
         try:
-            with formats.open(save(tmp_path, bytes(bent))) as capture:
+            with tcpkmon.open(save(tmp_path, bytes(bent))) as capture:
                 read_all(capture)
                 opened += 1
         except TcpkmonError as error:
@@ -327,7 +327,7 @@ def test_bytes_bent_in_our_own_file(tmp_path: Path, data: st.DataObject) -> None
         at = data.draw(st.integers(0, len(bent) - 1))
         bent[at] = data.draw(st.integers(0, 255))
     try:
-        with formats.open(save(tmp_path, bytes(bent))) as capture:
+        with tcpkmon.open(save(tmp_path, bytes(bent))) as capture:
             read_all(capture)
     except DamagedError:
         pass
@@ -337,7 +337,7 @@ def test_bytes_bent_in_our_own_file(tmp_path: Path, data: st.DataObject) -> None
 @shared_folder
 def test_any_entries(tmp_path: Path, data: bytes) -> None:
     header = entry_size(13) + describe("seq_no", 9, 4) + describe("time", 1, 8) + END
-    with formats.open(save(tmp_path, header + data)) as capture:
+    with tcpkmon.open(save(tmp_path, header + data)) as capture:
         read_all(capture)
 
 
@@ -364,7 +364,7 @@ def test_what_the_header_says_beyond_the_layout_is_only_warned_of(
     tmp_path: Path, name: str
 ) -> None:
     data, what = UNREADABLE[name]
-    with formats.open(save(tmp_path, described(data) + bytes(8))) as capture:
+    with tcpkmon.open(save(tmp_path, described(data) + bytes(8))) as capture:
         assert (capture.schema, capture.settings, capture.clock) == (None, {}, None)
         assert len(capture.warnings) == 1 and what in capture.warnings[0]
         assert "\n" not in capture.warnings[0]
@@ -373,14 +373,14 @@ def test_what_the_header_says_beyond_the_layout_is_only_warned_of(
 
 def test_a_time_that_is_no_timeval(tmp_path: Path) -> None:
     data = entry_size(4) + describe("time", 0, 4) + END + b"\7\0\0\0"
-    with formats.open(save(tmp_path, data)) as capture:
+    with tcpkmon.open(save(tmp_path, data)) as capture:
         assert capture.column("time").tolist() == [7]
         with pytest.raises(UsageError, match="timeval"):
             capture.time_ns()
 
 
 def test_no_sequence_numbers(tmp_path: Path) -> None:
-    with formats.open(save(tmp_path, described() + bytes(12))) as capture:
+    with tcpkmon.open(save(tmp_path, described() + bytes(12))) as capture:
         assert capture.seq(1).tolist() == [2, 3]
         assert capture.lost == 0
         assert capture.warnings == ["the file has no sequence numbers; gaps cannot be seen"]
@@ -393,12 +393,12 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "none.pm", tmp_path, tmp_path / "fifo", "a\0b"):
         with pytest.raises(FileError, match="cannot"):
-            formats.open(path)
+            tcpkmon.open(path)
 
 
 def test_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     path = save(tmp_path, LITTLE)
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         os.truncate(path, LITTLE_DATA + LITTLE_ENTRY + 1)
         assert capture.column("snd_cwnd", 0, 1).tolist() == [1460]
         with pytest.raises(DamagedError, match="shorter"):
@@ -409,14 +409,14 @@ def test_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
 
 def test_file_that_grows_is_read_as_it_was(tmp_path: Path) -> None:
     path = save(tmp_path, LITTLE)
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         path.write_bytes(LITTLE + LITTLE[-LITTLE_ENTRY:])
         assert len(capture) == len(capture.column("seq_no")) == 3
-    assert len(formats.open(path)) == 4
+    assert len(tcpkmon.open(path)) == 4
 
 
 def test_no_entries(tmp_path: Path) -> None:
-    with formats.open(save(tmp_path, LITTLE[:LITTLE_DATA])) as capture:
+    with tcpkmon.open(save(tmp_path, LITTLE[:LITTLE_DATA])) as capture:
         assert (len(capture), capture.lost, list(capture.gaps())) == (0, 0, [])
         assert (capture.complete, capture.damaged, capture.warnings) == (False, False, [])
         assert list(capture.chunks()) == []
@@ -431,7 +431,7 @@ def numbered(tmp_path: Path, numbers: list[int], length: int) -> Capture:
     header = Header(1, "", length, (Column(name, 0, length),))
     mask = (1 << 8 * length) - 1
     body = b"".join((number & mask).to_bytes(length, "little") for number in numbers)
-    return formats.open(save(tmp_path, encode_header(header) + body))
+    return tcpkmon.open(save(tmp_path, encode_header(header) + body))
 
 
 @given(
@@ -489,7 +489,7 @@ def test_ten_million_entries_open_at_once(tmp_path: Path) -> None:
     with path.open("r+b") as file:  # sparse: zeros that take no disk
         file.truncate(path.stat().st_size + rows * size)
     started = time.monotonic()
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         assert len(capture) == len(capture.array) == rows
         assert capture.seq(0, 3).tolist() == [0, 0, 0]
         assert capture.column("seq_no", rows - 1).tolist() == [0]
@@ -507,7 +507,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     del body
     tracemalloc.start()
     try:
-        with formats.open(path) as capture:
+        with tcpkmon.open(path) as capture:
             assert capture.lost == rows - 1
             assert int(capture.column("seq_no")[-1]) == 2 * rows - 2
             peak = tracemalloc.get_traced_memory()[1]

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from collector.ring.batch import Batch
-from collector.sequencer.buffer_pool import PIECE_BYTES
-from collector.sequencer.ordered_batch import Ordered
-from collector.sequencer.sequencer import Sequencer
-from collector.writer.base_stream import Stream
-from collector.writer.stream import STREAMS
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.sequencer.buffer_pool import PIECE_BYTES
+from tcpkmon.collector.sequencer.ordered_batch import Ordered
+from tcpkmon.collector.sequencer.sequencer import Sequencer
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.collector.writer.stream import STREAMS
 from tests.unit.test_sequencer import FULL, LOSS, check_stream, make_rows
 
 ROWS = PIECE_BYTES // FULL.itemsize

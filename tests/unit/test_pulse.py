@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collector.ring.batch import Batch
-from collector.session import pulse as module
-from collector.session.pulse import SPAN, Pulse
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.session import pulse as module
+from tcpkmon.collector.session.pulse import SPAN, Pulse
 
 ROW = np.dtype([("seq", "=u4"), ("time", "=i8"), ("rest", "=u4")])
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collector.commands.arguments import arguments_of
-from collector.testing.baseline import Baseline
-from collector.testing.captured import Captured
-from collector.testing.captures import Captures
-from collector.testing.watch import Ports
-from formats.analysis.check import Capture
-from formats.base.errors import FileError, UsageError
+from tcpkmon.collector.commands.arguments import arguments_of
+from tcpkmon.collector.testing.baseline import Baseline
+from tcpkmon.collector.testing.captured import Captured
+from tcpkmon.collector.testing.captures import Captures
+from tcpkmon.collector.testing.watch import Ports
+from tcpkmon.formats.analysis.check import Capture
+from tcpkmon.formats.base.errors import FileError, UsageError
 from tests.unit.why_capture import write_capture
 
 pytest_plugins = ["pytester"]
@@ -42,13 +42,17 @@ def test_other_keyword_arguments_are_refused(name: str) -> None:
 
 
 def test_every_run_imports_only_the_plugin() -> None:
-    program = "import pytest, sys; import collector.testing.plugin; print(*sys.modules)"
+    program = "import pytest, sys; import tcpkmon.collector.testing.plugin; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True,
         cwd=Path(__file__).parents[2],
     )  # fmt: skip
-    ours = {name for name in done.stdout.split() if name.split(".")[0] in ("collector", "formats")}
-    assert ours == {"collector", "collector.testing", "collector.testing.plugin"}
+    ours = {name for name in done.stdout.split() if name.split(".")[0] == "tcpkmon"}
+    assert ours == {
+        "tcpkmon", "tcpkmon.collector", "tcpkmon.collector.testing",
+        "tcpkmon.collector.testing.plugin", "tcpkmon.formats", "tcpkmon.formats.base",
+        "tcpkmon.formats.base.errors",
+    }  # fmt: skip
     assert not {"numpy", "click", "bcc"} & set(done.stdout.split())
 
 
@@ -177,7 +181,7 @@ def test_a_baseline_is_where_pytest_was_started(pytester: pytest.Pytester) -> No
     """A test that works in another folder still finds it. The marker's name is passed on."""
     pytester.makepyfile("""
         import os, pytest
-        from collector.testing.captures import Captures
+        from tcpkmon.collector.testing.captures import Captures
         from contextlib import nullcontext
 
         class Made:
@@ -198,7 +202,7 @@ def test_a_baseline_is_where_pytest_was_started(pytester: pytest.Pytester) -> No
 
         @pytest.fixture(autouse=True)
         def made(request, tcpkmon):
-            from collector.testing.plugin import _MADE
+            from tcpkmon.collector.testing.plugin import _MADE
             request.node.stash[_MADE] = Made()
     """)
     Path(pytester.path, "base.json").write_text('{"tests": {}}')

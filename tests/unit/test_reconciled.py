@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.loader.socket_table import SOCKET
-from collector.metrics.connections import Connections
-from collector.plan.columns import choose_columns, load_schema, locations_of, make_layout
-from collector.session.differences import Found, find_differences
-from collector.session.reconciling import LISTED, REST_NS, Reconciling
-from formats.base import control
-from formats.base.changes import ChangeKind
-from formats.base.control import Change
-from formats.base.reconciled import Reconciled, What, from_words
-from formats.registry import format_of
-from formats.verify import verify_file
+from tcpkmon.collector.loader.socket_table import SOCKET
+from tcpkmon.collector.metrics.connections import Connections
+from tcpkmon.collector.plan.columns import choose_columns, load_schema, locations_of, make_layout
+from tcpkmon.collector.session.differences import Found, find_differences
+from tcpkmon.collector.session.reconciling import LISTED, REST_NS, Reconciling
+from tcpkmon.formats.base import control
+from tcpkmon.formats.base.changes import ChangeKind
+from tcpkmon.formats.base.control import Change
+from tcpkmon.formats.base.reconciled import Reconciled, What, from_words
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify import verify_file
 from tests.unit.captures import CaptureBuilder
 from tests.unit.segment_maker import Maker
 

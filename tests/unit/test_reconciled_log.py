@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.metrics.watching import watch
-from collector.plan.columns import choose_columns, load_schema, locations_of, make_layout
-from collector.plan.filters import Filters
-from collector.plan.request import Request, check_request
-from collector.ring.batch import Batch
-from collector.sequencer.cpu_queue import FOREVER_NS, Queues
-from collector.writer.tcp_order import tcp_in_order
-from formats.base.control import EXISTING
-from formats.base.errors import UsageError
-from formats.base.reconciled import Reconciled, What, When
-from formats.registry import format_of
-from formats.verify import Report
+from tcpkmon.collector.metrics.watching import watch
+from tcpkmon.collector.plan.columns import choose_columns, load_schema, locations_of, make_layout
+from tcpkmon.collector.plan.filters import Filters
+from tcpkmon.collector.plan.request import Request, check_request
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS, Queues
+from tcpkmon.collector.writer.tcp_order import tcp_in_order
+from tcpkmon.formats.base.control import EXISTING
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.reconciled import Reconciled, What, When
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify import Report
 from tests.unit.log_maker import LogMaker
 
 SCHEMA = load_schema()

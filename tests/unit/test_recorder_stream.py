@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-import formats
-from collector.commands import collect
-from collector.commands.status import in_words
-from collector.plan.recorder import parse_last
-from collector.plan.request import Request, check_request
-from collector.plan.trigger_watch import Hit
-from collector.writer.dump import MOST_TOLD, Keeping
-from collector.writer.file_sink import FileSink
-from collector.writer.recorder import Recorder
-from collector.writer.stream import STREAMS
-from formats.base.changes import ChangeKind
-from formats.base.control import EXISTING, Change, EndReason, Loss, Mark, Trigger
-from formats.base.errors import UsageError
-from formats.registry import format_of
-from formats.verify import Report, verify_file
+import tcpkmon
+from tcpkmon.collector.commands import collect
+from tcpkmon.collector.commands.status import in_words
+from tcpkmon.collector.plan.recorder import parse_last
+from tcpkmon.collector.plan.request import Request, check_request
+from tcpkmon.collector.plan.trigger_watch import Hit
+from tcpkmon.collector.writer.dump import MOST_TOLD, Keeping
+from tcpkmon.collector.writer.file_sink import FileSink
+from tcpkmon.collector.writer.recorder import Recorder
+from tcpkmon.collector.writer.stream import STREAMS
+from tcpkmon.formats.base.changes import ChangeKind
+from tcpkmon.formats.base.control import EXISTING, Change, EndReason, Loss, Mark, Trigger
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify import Report, verify_file
 from tests.fuzz.targets import agree
 from tests.unit.segment_maker import CPUS, LOCATION, WAIT_S, Maker
 
@@ -88,7 +88,7 @@ class Recording(Maker):
 
 
 def entries_of(path: Path) -> list[Any]:
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         return [entry for _, entry in capture.controls()]
 
 
@@ -178,7 +178,7 @@ def test_two_dumps_share_records(tmp_path: Path) -> None:
         check(path)
     seen = []
     for path in (first, second):
-        with formats.open(path) as capture:
+        with tcpkmon.open(path) as capture:
             columns = capture.columns(("cpu", "serial", "location"))
             mine = (columns["cpu"] == 0) & (columns["location"] == LOCATION)
             seen.append(set(columns["serial"][mine].tolist()))
@@ -251,7 +251,7 @@ def test_a_folder_says_that_a_dump_has_losses(tmp_path: Path) -> None:
 
 def serials_of(folder: Path) -> list[list[int]]:
     """Those of each CPU, in the order in which a reader of the folder gives the records."""
-    with formats.open(folder) as capture:
+    with tcpkmon.open(folder) as capture:
         columns = capture.columns(("cpu", "serial", "location"))
         plain = columns["location"] == LOCATION
         assert (np.diff(capture.seq().astype(np.int64)) > 0).all()
@@ -273,7 +273,7 @@ def test_records_that_dumps_share_are_read_once(tmp_path: Path, lose: int) -> No
     recording.advance()
     paths = recording.end()
     single = [serials_of(path) for path in paths]
-    with formats.open(tmp_path / "d") as capture:
+    with tcpkmon.open(tmp_path / "d") as capture:
         assert [text for text in capture.warnings if "segment" not in text] == [
             f"what came between {paths[2].name} and {paths[3].name} is evicted"
         ]
@@ -300,7 +300,7 @@ def test_dumps_that_cannot_tell_what_they_share_are_refused(tmp_path: Path) -> N
     for path in paths:
         path.write_bytes(path.read_bytes().replace(b"serial\0", b"SERIAL\0", 1))
     with pytest.raises(UsageError, match="no columns cpu and serial"):
-        formats.open(tmp_path / "d")
+        tcpkmon.open(tmp_path / "d")
 
 
 def test_the_end_of_the_capture_ends_a_dump_exactly(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_the_limit_of_dumps_an_hour(tmp_path: Path) -> None:
     recording.advance()
     paths = recording.end()
     assert len(paths) == 4
-    with formats.open(paths[3]) as capture:
+    with tcpkmon.open(paths[3]) as capture:
         settings: Any = capture.settings
         assert settings["recorder"]["held_back"] == 2
         assert settings["recorder"]["why"] == "SIGUSR2"
@@ -384,7 +384,7 @@ def test_the_last_state_of_each_open_connection_is_first(tmp_path: Path) -> None
     recording.advance()
     (path,) = recording.end()
     check(path)
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         wanted = ("location", "conn_id", "snd_cwnd", "state", "callvalue", "cpu", "serial")
         columns = capture.columns(wanted)
         states = columns["location"] == EXISTING
@@ -481,7 +481,7 @@ def test_a_dump_without_room_leaves_no_file(
     ),
 )
 def test_what_does_not_add_up_is_found(tmp_path: Path, harm: Any) -> None:
-    from formats.psc.header import KIND_SETTINGS, decode_header, encode_header
+    from tcpkmon.formats.psc.header import KIND_SETTINGS, decode_header, encode_header
 
     recording = Recording(tmp_path / "d")
     for _ in range(15):

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-import formats
-from collector.commands.tcpkmon import command as tcpkmon_command
-from formats import registry
-from formats.base.cli import run
-from formats.base.errors import FileError, UsageError
-from formats.commands.pmgraph import command as pmgraph
-from formats.export.forms import FORMS
-from formats.klogger.logs import Logs
-from formats.psc import tables
-from formats.psc.reader import Capture, open_capture
-from formats.registry import FILE_FORMATS, FileFormat, format_of
-from formats.verify import Report
+import tcpkmon
+from tcpkmon.collector.commands.tcpkmon import command as tcpkmon_command
+from tcpkmon.formats import registry
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import FileError, UsageError
+from tcpkmon.formats.commands.pmgraph import command as pmgraph
+from tcpkmon.formats.export.forms import FORMS
+from tcpkmon.formats.klogger.logs import Logs
+from tcpkmon.formats.psc import tables
+from tcpkmon.formats.psc.reader import Capture, open_capture
+from tcpkmon.formats.registry import FILE_FORMATS, FileFormat, format_of
+from tcpkmon.formats.verify import Report
 from tests.unit.klogger_samples import LogMaker
 from tests.unit.pmgraph_capture import Builder, sawtooth
 
@@ -55,12 +55,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_open_takes_what_any_format_wrote(capture: Path, folder: Path) -> None:
-    with formats.open(capture) as reader:
+    with tcpkmon.open(capture) as reader:
         assert isinstance(reader, Capture) and reader.path == capture
     log = folder / "kernlog.dump.cpu2"
-    with formats.open(log) as reader:
+    with tcpkmon.open(log) as reader:
         assert isinstance(reader, Logs) and (reader.path, len(reader.readers)) == (log, 1)
-    with formats.open(folder) as reader:
+    with tcpkmon.open(folder) as reader:
         assert isinstance(reader, Logs) and reader.path == folder
         assert [one.path.name for one in reader.readers] == [
             "kernlog.dump.cpu2", "kernlog.dump.cpu10"
@@ -72,13 +72,13 @@ def test_open_takes_what_any_format_wrote(capture: Path, folder: Path) -> None:
 @pytest.mark.parametrize("name", ["capture", "folder"])
 def test_a_reader_tells_its_losses_read_or_not(name: str, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(name)
-    with formats.open(path) as reader:
+    with tcpkmon.open(path) as reader:
         assert (reader.lost, reader.complete, reader.damaged) == (0, True, False)
         assert list(reader.warnings) == []
     cut = max(path.iterdir()) if path.is_dir() else path
     os.truncate(cut, cut.stat().st_size - 3)
     for is_read in (False, True):
-        with formats.open(path) as reader:
+        with tcpkmon.open(path) as reader:
             if is_read:
                 assert sum(len(table) for piece in reader.tables() for table in piece.values())
             assert not reader.complete and reader.damaged and reader.warnings
@@ -87,9 +87,9 @@ def test_a_reader_tells_its_losses_read_or_not(name: str, request: pytest.Fixtur
 def test_losses_of_a_log_are_known_before_it_was_read(tmp_path: Path) -> None:
     maker = LogMaker().add("KLOGGER_START").add("SCHEDOUT", {"pid": 1}).skip(5)
     path = maker.add("KLOGGER_FINISH").write(tmp_path / "log")
-    with formats.open(path) as reader:
+    with tcpkmon.open(path) as reader:
         assert reader.lost == 5
-    with formats.open(path) as reader:
+    with tcpkmon.open(path) as reader:
         for _ in reader.tables():
             assert reader.lost == 5  # asking does not disturb who reads
     assert tool("export", path, "-o", tmp_path / "x.csv") == 3
@@ -104,7 +104,7 @@ def test_tables_are_valid_as_long_as_they_are_kept(
         pieces = list(reader.tables())
         kept = [number for piece in pieces for number in piece["SNAPSHOT"]["seq_no"].to_pylist()]
     assert kept == wanted and len(pieces) > 2
-    with formats.open(folder) as logs:
+    with tcpkmon.open(folder) as logs:
         pids = [pid for piece in logs.tables() for pid in piece["SCHEDOUT"]["pid"].to_pylist()]
     assert pids == [2, 10] * 5
 
@@ -166,7 +166,7 @@ def test_what_logs_lack_is_said(
 
 
 def test_perl_is_not_for_psc(capture: Path, tmp_path: Path) -> None:
-    with formats.open(capture) as reader, pytest.raises(UsageError, match="Klogger logs"):
+    with tcpkmon.open(capture) as reader, pytest.raises(UsageError, match="Klogger logs"):
         FORMS["perl"](reader, tmp_path / "x.pl", False)
     assert not (tmp_path / "x.pl").exists()
 
@@ -184,13 +184,13 @@ def test_what_is_there_stays(folder: Path, tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="No such file"):
-        formats.open(tmp_path / "none")
+        tcpkmon.open(tmp_path / "none")
     with pytest.raises(FileError, match="no Klogger log in"):
-        formats.open(tmp_path)
+        tcpkmon.open(tmp_path)
     with pytest.raises(FileError, match="not a regular file"):
-        formats.open("/dev/null")
+        tcpkmon.open("/dev/null")
     with pytest.raises(FileError, match="null"):
-        formats.open("a\0b")
+        tcpkmon.open("a\0b")
 
 
 def test_another_format_is_one_entry(
@@ -214,7 +214,7 @@ def test_another_format_is_one_entry(
     monkeypatch.setattr(registry, "FILE_FORMATS", {"third": third, **FILE_FORMATS})
     path = tmp_path / "x"
     path.write_bytes(b"THIRD format")
-    assert formats.open(path) == "a reader"
+    assert tcpkmon.open(path) == "a reader"
     assert tool("verify", path) == 0
     assert tool("repair", path, "-o", tmp_path / "y") == 0
     assert asked == [("open", str(path)), ("verify", str(path)), ("repair", str(path),
@@ -229,7 +229,7 @@ def test_a_file_that_may_not_be_read_is_no_wrong_usage(
         raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
 
     monkeypatch.setattr("os.access", lambda *_: False)
-    monkeypatch.setattr("formats.base.files.FileIO", refuse)
+    monkeypatch.setattr("tcpkmon.formats.base.files.FileIO", refuse)
     for name in ("verify", "decode", "export", "why", "connections", "latency", "condense",
                  "translate", "flamegraph", "magnet-parse"):  # fmt: skip
         assert tool(name, capture) == 1, name
@@ -249,8 +249,11 @@ def test_a_link_to_itself_is_no_capture(
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    code = f"from formats.base.cli import run; import {{0}}; run({{0}}.command, [{str(pipe)!r}])"
-    for module in ("formats.commands.why", "formats.commands.connections"):
+    code = (
+        "from tcpkmon.formats.base.cli import run; import {0}; "
+        f"run({{0}}.command, [{str(pipe)!r}])"
+    )
+    for module in ("tcpkmon.formats.commands.why", "tcpkmon.formats.commands.connections"):
         done = subprocess.run(
             [sys.executable, "-c", code.format(module)],
             capture_output=True, text=True, timeout=60, check=False,

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import formats
-from formats.base import control
-from formats.base.errors import DamagedError, FileError, UsageError
-from formats.psc.header import KIND_SCHEMA, encode_header
-from formats.verify import verify_file
-from formats.verify.psc.clean import increasing
-from formats.verify.psc.repair import Repair, repair_file
+import tcpkmon
+from tcpkmon.formats.base import control
+from tcpkmon.formats.base.errors import DamagedError, FileError, UsageError
+from tcpkmon.formats.psc.header import KIND_SCHEMA, encode_header
+from tcpkmon.formats.verify import verify_file
+from tcpkmon.formats.verify.psc.clean import increasing
+from tcpkmon.formats.verify.psc.repair import Repair, repair_file
 from tests.unit.captures import (
     FURTHER,
     CaptureBuilder,
@@ -46,7 +46,7 @@ def repair(build: CaptureBuilder, tmp_path: Path, array: Rows | None = None) -> 
 
 
 def last_entry(path: Path) -> control.Control:
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         ((_, found),) = list(capture.controls(len(capture) - 1))
         return found
 
@@ -96,7 +96,7 @@ def test_one_nonsense_entry_is_counted(
     assert [problem.what for problem in report.problems] == []
     assert report.exit_code == 3
     assert (report.seq_lost, report.totals.lost["damaged"]) == (1, 1 if "cpu" in further else 0)
-    with formats.open(tmp_path / "new.pm") as capture:
+    with tcpkmon.open(tmp_path / "new.pm") as capture:
         losses = [entry for _, entry in capture.controls() if isinstance(entry, control.Loss)]
         assert losses == [control.Loss(control.ANY_CPU, 0, 1, control.LossCause.DAMAGED)]
         assert capture.lost == 1
@@ -153,7 +153,7 @@ def test_entries_after_the_end(tmp_path: Path) -> None:
 
 def test_large_files_are_cleaned_across_segments(tmp_path: Path, monkeypatch: Any) -> None:
     for module in ("clean", "check"):
-        monkeypatch.setattr(f"formats.verify.psc.{module}.SEGMENT_ROWS", 100)
+        monkeypatch.setattr(f"tcpkmon.formats.verify.psc.{module}.SEGMENT_ROWS", 100)
     build = CaptureBuilder()
     for _ in range(5):
         build.snapshots(0, 1, 60)

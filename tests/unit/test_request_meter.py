@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from collector.metrics.watching import Watching
-from collector.plan.columns import load_schema, locations_of
-from collector.ring.batch import Batch
-from collector.sequencer.cpu_queue import FOREVER_NS, Queues
-from collector.writer.tcp_order import tcp_in_order
-from formats.analysis.exchanges import NULL, Exchanges
-from formats.base.control import Loss, encode_many
+from tcpkmon.collector.metrics.watching import Watching
+from tcpkmon.collector.plan.columns import load_schema, locations_of
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS, Queues
+from tcpkmon.collector.writer.tcp_order import tcp_in_order
+from tcpkmon.formats.analysis.exchanges import NULL, Exchanges
+from tcpkmon.formats.base.control import Loss, encode_many
 from tests.unit.request_capture import Socket, client, entries_of, snapshots
 
 AT = locations_of(load_schema())

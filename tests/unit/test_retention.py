@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from collector.plan.rotation import Rotation
-from collector.session.archive import Archive
-from collector.session.keeper import Keeper
-from collector.session.retention import Retention
-from formats.base.segments import find_segments, name_segment, parse_name
-from formats.registry import format_of
+from tcpkmon.collector.plan.rotation import Rotation
+from tcpkmon.collector.session.archive import Archive
+from tcpkmon.collector.session.keeper import Keeper
+from tcpkmon.collector.session.retention import Retention
+from tcpkmon.formats.base.segments import find_segments, name_segment, parse_name
+from tcpkmon.formats.registry import format_of
 from tests.unit.segment_maker import index_of, make
 
 BIG = Rotation(every_s=1)
@@ -167,7 +167,7 @@ def test_an_index_of_months(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     lines = [{"what": "sealed", "name": name_segment("a", n, n, ".pm")} for n in range(2000)]
     index = folder / "index.jsonl"
     index.write_text("".join(json.dumps(one) + "\n" for one in lines) + index.read_text())
-    monkeypatch.setattr("formats.base.segments.MOST_INDEX_BYTES", 8192)
+    monkeypatch.setattr("tcpkmon.formats.base.segments.MOST_INDEX_BYTES", 8192)
     fd = os.open(folder, os.O_RDONLY)
     retention = Retention(Rotation(every_s=1, keep_files=4), fd)
     assert len(retention.apply()) == 2
@@ -181,7 +181,7 @@ def test_an_index_that_is_read_in_part_proves_the_rest(
     retained(folder, Rotation(every_s=1, keep_files=3))
     assert format_of(folder).verify(folder)[-1].exit_code == 0
     size = (folder / "index.jsonl").stat().st_size
-    monkeypatch.setattr("formats.base.segments.MOST_INDEX_BYTES", 400)  # deleted: 2 and 3
+    monkeypatch.setattr("tcpkmon.formats.base.segments.MOST_INDEX_BYTES", 400)  # deleted: 2 and 3
     *_, chain = format_of(folder).verify(folder)
     assert size > 1000 and chain.exit_code == 0, chain.problems
     next(folder.glob("*-000005.pm")).unlink()

@@ -26,6 +26,7 @@ ROOMS = {
         ("testing",),
         ("commands",),
         ("klogger",),
+        ("capturing",),
         ("daemon",),
         ("session",),
         ("lab",),
@@ -83,6 +84,7 @@ def imports(name: str) -> frozenset[str]:
     """What a module of SOURCES imports anywhere, inside functions too: modules and packages.
 
     `from package import name` counts as package.name: a module of ours, or a name of the package.
+    Ours are named without tcpkmon, as their files are.
     """
     found: set[str] = set()
     for node in ast.walk(ast.parse(SOURCES[name].read_text(encoding="utf-8"))):
@@ -91,16 +93,17 @@ def imports(name: str) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{name}: relative import"
             assert node.module is not None
-            is_package = node.module in SOURCES and SOURCES[node.module].name == "__init__.py"
+            module = node.module.removeprefix("tcpkmon.")
+            is_package = module in SOURCES and SOURCES[module].name == "__init__.py"
             found.update(
-                f"{node.module}.{alias.name}" if is_package else node.module for alias in node.names
+                f"{module}.{alias.name}" if is_package else module for alias in node.names
             )
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else None
             called = node.func.id if isinstance(node.func, ast.Name) else called
             if called in ("import_module", "__import__", "late"):
                 found.add(str(node.args[0].value))
-    return frozenset(found)
+    return frozenset(one.removeprefix("tcpkmon.") for one in found)
 
 
 def files_of(name: str) -> set[str]:
@@ -284,7 +287,7 @@ def test_every_file_names_its_licence() -> None:
 
 def test_formats_loads_without_heavy_libraries() -> None:
     """`import formats` is what every small command starts with."""
-    script = "import formats, sys; print(*sys.modules)"
+    script = "import tcpkmon.formats, sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True
     )

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from formats.analysis import collapse_stacks, count_samples, open_log
-from formats.base.cli import run
-from formats.base.errors import UsageError
-from formats.commands.condense import command as condense
-from formats.commands.flamegraph import command
+from tcpkmon.formats.analysis import collapse_stacks, count_samples, open_log
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.commands.condense import command as condense
+from tcpkmon.formats.commands.flamegraph import command
 from tests.unit.log_builder import LogBuilder
 
 CONF = """

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from collector.commands import schema as commands
-from collector.commands import tcpkmon
-from collector.linux.perf_names import table
-from collector.linux.probe_kinds import KINDS
-from collector.loader.perf_counters import Listed
-from collector.plan.schema_sources import INCLUDES, find_sources, load_schema_of
-from formats.base.cli import run
-from formats.schema import parse
+from tcpkmon.collector.commands import schema as commands
+from tcpkmon.collector.commands import tcpkmon
+from tcpkmon.collector.linux.perf_names import table
+from tcpkmon.collector.linux.probe_kinds import KINDS
+from tcpkmon.collector.loader.perf_counters import Listed
+from tcpkmon.collector.plan.schema_sources import INCLUDES, find_sources, load_schema_of
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.schema import parse
 
 CONF = """
 using two

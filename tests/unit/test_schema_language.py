@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from formats.base.errors import FileError, SchemaError, UsageError
-from formats.schema import (
+from tcpkmon.formats.base.errors import FileError, SchemaError, UsageError
+from tcpkmon.formats.schema import (
     Arch,
     Enum,
     Event,
@@ -21,7 +21,7 @@ from formats.schema import (
     load,
     parse,
 )
-from formats.schema.model import Include, Member, Omit
+from tcpkmon.formats.schema.model import Include, Member, Omit
 from tests.unit.schema_texts import HOWTO_LEVELS
 
 SCHEMATA = Path(__file__).resolve().parents[2] / "bpf" / "schemata"

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.linux.probe_kinds import KINDS
-from collector.plan.schema_lint import check_probes, check_sources, read_checked
-from collector.plan.schema_sources import (
+from tcpkmon.collector.linux.probe_kinds import KINDS
+from tcpkmon.collector.plan.schema_lint import check_probes, check_sources, read_checked
+from tcpkmon.collector.plan.schema_sources import (
     INCLUDES,
     Source,
     blank_comments,
     find_sources,
     shipped_names,
 )
-from formats.base.errors import SchemaError
-from formats.schema import Schema, load, parse
+from tcpkmon.formats.base.errors import SchemaError
+from tcpkmon.formats.schema import Schema, load, parse
 
 CONF = """
 event IN { int pid; ulonglong misses }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from formats.schema import Schema, enabled_events, format_schema, load, parse
+from tcpkmon.formats.schema import Schema, enabled_events, format_schema, load, parse
 from tests.unit.schema_texts import HOWTO_LEVELS, renamed, schemata
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formats.base.errors import SchemaError
-from formats.schema import parse
-from formats.schema.cursor import C_WORDS, KEYWORDS
+from tcpkmon.formats.base.errors import SchemaError
+from tcpkmon.formats.schema import parse
+from tcpkmon.formats.schema.cursor import C_WORDS, KEYWORDS
 
 # What a schema is made of, and what it is not.
 _MARKS = st.sampled_from(["{", "}", "<", ">", ";", ",", "=", "[", "-", "/*", "*/", "//", "\n"])

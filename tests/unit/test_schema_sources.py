@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.plan.columns import SCHEMATA
-from collector.plan.schema_sources import (
+from tcpkmon.collector.plan.columns import SCHEMATA
+from tcpkmon.collector.plan.schema_sources import (
     ENGINE,
     Source,
     find_sources,
@@ -19,7 +19,13 @@ from collector.plan.schema_sources import (
     read_texts,
     shipped_names,
 )
-from formats.base.errors import FileError, PrivilegeError, SchemaError, TcpkmonError, UsageError
+from tcpkmon.formats.base.errors import (
+    FileError,
+    PrivilegeError,
+    SchemaError,
+    TcpkmonError,
+    UsageError,
+)
 
 BASE = Source("base", SCHEMATA / "base.conf", None, True)
 
@@ -93,7 +99,7 @@ def test_what_is_no_schema(
     word: str, message: str, hint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shipped = "collector.plan.schema_sources.shipped_names"
+    shipped = "tcpkmon.collector.plan.schema_sources.shipped_names"
     monkeypatch.setattr(shipped, lambda: ("base", "sched", "tcp"))
     with pytest.raises(UsageError, match=message) as caught:
         find_sources([word])

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import formats
-from collector.writer.states import MOST
-from formats.base.control import EXISTING
-from formats.base.segments import find_segments
-from formats.psc.reader import open_capture
-from formats.registry import format_of
-from formats.verify import verify_file
+import tcpkmon
+from tcpkmon.collector.writer.states import MOST
+from tcpkmon.formats.base.control import EXISTING
+from tcpkmon.formats.base.segments import find_segments
+from tcpkmon.formats.psc.reader import open_capture
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify import verify_file
 from tests.unit.segment_maker import CPUS, LOCATION, Maker
 from tests.unit.test_takeover import Killed, cut
 
@@ -30,7 +30,7 @@ def connections(maker: Maker, *numbers: int, **columns: Any) -> None:
 
 
 def states_of(path: Path) -> dict[int, Any]:
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         rows = capture.columns(("conn_id", "location", "snd_cwnd", "callvalue", "serial", "cpu"))
         found = rows["location"] == EXISTING
         assert set(rows["cpu"][found].tolist()) <= {CPUS + 1}
@@ -113,7 +113,7 @@ def test_what_a_full_disk_takes_of_them_is_counted(
 ) -> None:
     connections(maker, *range(1, 101))
     writer = maker.stream._writer
-    from collector.writer import file_sink
+    from tcpkmon.collector.writer import file_sink
 
     write = file_sink.FileSink.write
 

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from collector.plan.quantities import parse_size
-from collector.plan.rotation import Rotation, parse_command
-from collector.writer.base_stream import Stream
-from collector.writer.segment_folder import OPEN, SEAL, SegmentFolder, Segments
-from collector.writer.stream import STREAMS
-from formats.base.control import Change, EndReason
-from formats.base.errors import FileError, UsageError
-from formats.base.segments import find_segments, hidden, name_segment, parse_name
-from formats.psc.pieces import look
-from formats.psc.reader import open_capture
-from formats.verify import verify_file
+from tcpkmon.collector.plan.quantities import parse_size
+from tcpkmon.collector.plan.rotation import Rotation, parse_command
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.collector.writer.segment_folder import OPEN, SEAL, SegmentFolder, Segments
+from tcpkmon.collector.writer.stream import STREAMS
+from tcpkmon.formats.base.control import Change, EndReason
+from tcpkmon.formats.base.errors import FileError, UsageError
+from tcpkmon.formats.base.segments import find_segments, hidden, name_segment, parse_name
+from tcpkmon.formats.psc.pieces import look
+from tcpkmon.formats.psc.reader import open_capture
+from tcpkmon.formats.verify import verify_file
 from tests.unit.segment_maker import CPUS, LOCATION, Maker, index_of, make
 
 
@@ -114,7 +114,7 @@ def test_an_event_that_is_off_is_off_in_the_next_segment(tmp_path: Path) -> None
 
 def flip(path: Path, old: bytes, new: bytes) -> None:
     """Replace a text in the header, and mend the checksum."""
-    from formats.psc.header import KIND_CHECKSUM, decode_header
+    from tcpkmon.formats.psc.header import KIND_CHECKSUM, decode_header
 
     data = path.read_bytes()
     _, size = decode_header(data, len(data))

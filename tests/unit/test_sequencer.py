@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.ring.batch import Batch
-from formats.base.control import Loss, Mark, decode, words_view
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.formats.base.control import Loss, Mark, decode, words_view
 from tests.unit.ordering import NO_CPU, Whole, cpus_of
 
 EPOCH_NS = 1_700_000_000_000_000_000

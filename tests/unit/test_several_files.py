@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import formats
-from formats.base.cli import run
-from formats.base.errors import UsageError
-from formats.commands.connections import command as connections
-from formats.commands.decode import command as decode
-from formats.commands.export import command as export
-from formats.commands.pmgraph import command as pmgraph
-from formats.commands.why import command as why
-from formats.psc.reader import Capture, open_capture
-from formats.registry import group
+import tcpkmon
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.commands.connections import command as connections
+from tcpkmon.formats.commands.decode import command as decode
+from tcpkmon.formats.commands.export import command as export
+from tcpkmon.formats.commands.pmgraph import command as pmgraph
+from tcpkmon.formats.commands.why import command as why
+from tcpkmon.formats.psc.reader import Capture, open_capture
+from tcpkmon.formats.registry import group
 from tests.unit.log_maker import make_logs
 from tests.unit.segment_maker import Maker, make
 from tests.unit.test_magnet_segments import build
@@ -41,7 +41,7 @@ def psc(folder: Path, segments: int = 3) -> list[Path]:
 
 def test_psc_segments_are_read_in_their_order(tmp_path: Path) -> None:
     paths = make(tmp_path / "out", segments=4, count=20)
-    with formats.open(tmp_path / "out") as whole, formats.open(*paths[::-1]) as named:
+    with tcpkmon.open(tmp_path / "out") as whole, tcpkmon.open(*paths[::-1]) as named:
         assert isinstance(whole, Capture) and isinstance(named, Capture)
         assert (whole.rows() == named.rows()).all() and named.complete and not named.warnings
     with open_capture(paths[0], paths[2]) as capture:
@@ -54,12 +54,12 @@ def test_files_of_several_captures_are_refused(tmp_path: Path) -> None:
     shutil.copy(one[0], tmp_path / "plain.pm")
     for paths in ([one[0], other[1]], [one[0], log[0]], [log[0], magnet[0]]):
         with pytest.raises(UsageError):
-            formats.open(*paths)
+            tcpkmon.open(*paths)
     for command in (pmgraph, export):
         assert run(command, [str(one[0]), str(other[1])], prog="test") == 2
     more = make_logs(tmp_path / "log2", 2)
     with pytest.raises(UsageError, match="are not segments of one capture"):
-        formats.open(log[0], more[1])
+        tcpkmon.open(log[0], more[1])
     assert [len(each) for each in group([*one, *other, *log, *magnet, tmp_path / "one"])] == [
         2, 2, 2, 2, 1,
     ]  # fmt: skip

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.loader import sock_diag
-from collector.loader.sock_diag import TOLD, Connection, list_connections, make_entries
-from collector.loader.tcp_info import FROM_MEMORY, TCP_INFO
-from collector.plan.columns import choose_columns, load_schema, make_layout
-from collector.plan.filters import Filters
-from formats.base.control import EXISTING
-from formats.base.errors import KernelError
-from formats.base.tcp_info import FROM_INFO
+from tcpkmon.collector.loader import sock_diag
+from tcpkmon.collector.loader.sock_diag import TOLD, Connection, list_connections, make_entries
+from tcpkmon.collector.loader.tcp_info import FROM_MEMORY, TCP_INFO
+from tcpkmon.collector.plan.columns import choose_columns, load_schema, make_layout
+from tcpkmon.collector.plan.filters import Filters
+from tcpkmon.formats.base.control import EXISTING
+from tcpkmon.formats.base.errors import KernelError
+from tcpkmon.formats.base.tcp_info import FROM_INFO
 
 MONO_NS = 0x1_2345_6789_ABCD
 V6 = bytes(range(0x20, 0x30))

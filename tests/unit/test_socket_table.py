@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from collector.loader import sock_diag
-from collector.loader.socket_table import MEMBERS, choose_sockets, decode
-from collector.loader.tcp_info import TCP_INFO
-from collector.plan.filters import Cgroup, Filters, parse
+from tcpkmon.collector.loader import sock_diag
+from tcpkmon.collector.loader.socket_table import MEMBERS, choose_sockets, decode
+from tcpkmon.collector.loader.tcp_info import TCP_INFO
+from tcpkmon.collector.plan.filters import Cgroup, Filters, parse
 from tests.unit.test_sock_diag import message, received, tcp_info
 
 NETNS = 2**63 + 9

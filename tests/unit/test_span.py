@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from formats.analysis.check import find_span, write_span
-from formats.base.control import Mark
-from formats.base.errors import UsageError
-from formats.psc.reader import open_capture
+from tcpkmon.formats.analysis.check import find_span, write_span
+from tcpkmon.formats.base.control import Mark
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.psc.reader import open_capture
 from tests.unit.captures import CaptureBuilder, full_capture
 
 BEGIN, END = 71, 72

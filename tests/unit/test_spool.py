@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from test_sequencer import FULL, make_rows, make_sequencer
 from writers import psc_writer
 
-from collector.ring.batch import Batch
-from collector.ring.points import ACCOUNT, ROWS
-from collector.sequencer.ordered_batch import Ordered
-from collector.writer.file_sink import FileSink
-from collector.writer.ledger import Books
-from collector.writer.spool import Spool
-from collector.writer.tape import Account, Finish, Item
-from collector.writer.written import RETRY_NS, Written
-from formats.base.control import (
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.ring.points import ACCOUNT, ROWS
+from tcpkmon.collector.sequencer.ordered_batch import Ordered
+from tcpkmon.collector.writer.file_sink import FileSink
+from tcpkmon.collector.writer.ledger import Books
+from tcpkmon.collector.writer.spool import Spool
+from tcpkmon.collector.writer.tape import Account, Finish, Item
+from tcpkmon.collector.writer.written import RETRY_NS, Written
+from tcpkmon.formats.base.control import (
     Checkpoint,
     Control,
     End,

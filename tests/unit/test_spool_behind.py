@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from test_direct_io import Watched
 from test_spool import DTYPE, Case, checkpoint
 
-from collector.writer import written
-from collector.writer.direct_io import Pieces, alignment
-from collector.writer.spool import BEHIND, CACHED_S, CAUGHT_UP, GATHER_BYTES, Spool
-from collector.writer.written import Tally, Written
-from formats.base.control import LossCause
+from tcpkmon.collector.writer import written
+from tcpkmon.collector.writer.direct_io import Pieces, alignment
+from tcpkmon.collector.writer.spool import BEHIND, CACHED_S, CAUGHT_UP, GATHER_BYTES, Spool
+from tcpkmon.collector.writer.written import Tally, Written
+from tcpkmon.formats.base.control import LossCause
 
 WAIT_S = 120
 

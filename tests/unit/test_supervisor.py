@@ -18,14 +18,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from collector.daemon.channel import pair
-from collector.daemon.child import Child, State
-from collector.daemon.held import Held
-from collector.daemon.mending import Mending
-from collector.daemon.supervisor import Supervisor
-from collector.daemon.systemd import Systemd
-from collector.linux import isolated
-from formats.base.segments import find_segments
+from tcpkmon.collector.daemon.channel import pair
+from tcpkmon.collector.daemon.child import Child, State
+from tcpkmon.collector.daemon.held import Held
+from tcpkmon.collector.daemon.mending import Mending
+from tcpkmon.collector.daemon.supervisor import Supervisor
+from tcpkmon.collector.daemon.systemd import Systemd
+from tcpkmon.collector.linux import isolated
+from tcpkmon.formats.base.segments import find_segments
 from tests.descriptors import descriptors
 from tests.unit.segment_maker import Maker, index_of
 from tests.unit.test_takeover import Killed
@@ -129,7 +129,7 @@ def test_what_a_capture_leaves_that_dies_at_its_end_is_repaired(
 def test_what_a_capture_leaves_that_dies_while_it_is_relieved_is_repaired(
     tmp_path: Path, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("collector.daemon.mending.QUIET_S", 0.0)
+    monkeypatch.setattr("tcpkmon.collector.daemon.mending.QUIET_S", 0.0)
     folder = tmp_path / "out"
     name = killed_segment(folder)
     other = child(folder, FINISHES + "print(flush=True); time.sleep(60)")
@@ -149,7 +149,7 @@ def test_who_was_killed_is_finished_before_it_is_let_go(
     takes = tmp_path / "takes"
     code = f"""
 import json, signal, sys, time
-from collector.daemon.channel import Channel
+from tcpkmon.collector.daemon.channel import Channel
 channel = Channel.of(int(sys.argv[2]))
 names = channel.receive().what["parked"]["names"]
 channel.send({{"what": "ready"}})
@@ -162,8 +162,8 @@ open({str(takes)!r}, "w").write(json.dumps(names))
     real = subprocess.Popen
 
     def popen(words: list[str], **more: object) -> subprocess.Popen[bytes]:
-        if "collector.daemon.worker" in words:
-            after = words[words.index("collector.daemon.worker") + 1 :]
+        if "tcpkmon.collector.daemon.worker" in words:
+            after = words[words.index("tcpkmon.collector.daemon.worker") + 1 :]
             words = [words[0], str(tmp_path / "worker.py"), *after]
         return real(words, **more)  # type: ignore[call-overload,no-any-return]
 
@@ -172,7 +172,7 @@ open({str(takes)!r}, "w").write(json.dumps(names))
     old.held.add({"path": "p"}, ["map/m"], [os.open(os.devnull, os.O_RDONLY)], trusted=True)
     other = child(tmp_path / "out", FINISHES + "print(flush=True); time.sleep(60)")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
-    monkeypatch.setattr("collector.daemon.child.subprocess.Popen", popen)
+    monkeypatch.setattr("tcpkmon.collector.daemon.child.subprocess.Popen", popen)
     supervisor._children["calls"] = other
     if moment == "at its end":
         supervisor._dismiss(old)
@@ -244,7 +244,7 @@ def test_what_a_capture_writes_is_not_repaired(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"x" * 1000)
     link.symlink_to(tmp_path / "other")
     words = isolated.command(
-        "collector.daemon.repairing", str(maker.folder), live.name, link.name[1:-5]
+        "tcpkmon.collector.daemon.repairing", str(maker.folder), live.name, link.name[1:-5]
     )
     done = subprocess.run(words, check=True, capture_output=True, text=True)
     why = f"{link} cannot be repaired: {link.name} is a symbolic link"

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from collector.plan import filters
-from collector.plan.request import Request, check_request
-from collector.plan.syscall_choice import LEFT_OUT, NUMBERS, left_out, parse_syscalls
-from formats.analysis import match_calls, open_log
-from formats.base.errors import UsageError
-from formats.schema import load
+from tcpkmon.collector.plan import filters
+from tcpkmon.collector.plan.request import Request, check_request
+from tcpkmon.collector.plan.syscall_choice import LEFT_OUT, NUMBERS, left_out, parse_syscalls
+from tcpkmon.formats.analysis import match_calls, open_log
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.schema import load
 from tests.unit.klogger_samples import LogMaker
 
 ROOT = Path(__file__).resolve().parents[2]

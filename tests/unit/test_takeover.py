@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.daemon.held import Held
-from collector.daemon.systemd import Systemd
-from collector.ring.batch import Batch
-from collector.ring.journal import Journal, Note
-from collector.sequencer.cpu_queue import Queues
-from collector.writer.base_stream import Stream
-from collector.writer.codec import Tail
-from collector.writer.stream import STREAMS
-from formats.base.errors import FileError
-from formats.base.segments import find_segments
-from formats.psc.reader import open_capture
-from formats.registry import format_of
+from tcpkmon.collector.daemon.held import Held
+from tcpkmon.collector.daemon.systemd import Systemd
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.ring.journal import Journal, Note
+from tcpkmon.collector.sequencer.cpu_queue import Queues
+from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.collector.writer.codec import Tail
+from tcpkmon.collector.writer.stream import STREAMS
+from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.base.segments import find_segments
+from tcpkmon.formats.psc.reader import open_capture
+from tcpkmon.formats.registry import format_of
 from tests.unit.segment_maker import CPUS, WAIT_S, Maker, index_of
 
 

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from collector.linux.kernel_constants import Facts
-from collector.plan import columns, engine_config, tcp_codegen
-from collector.plan.probes import Chosen, Plan
-from formats.base.errors import UsageError
+from tcpkmon.collector.linux.kernel_constants import Facts
+from tcpkmon.collector.plan import columns, engine_config, tcp_codegen
+from tcpkmon.collector.plan.probes import Chosen, Plan
+from tcpkmon.formats.base.errors import UsageError
 
 SCHEMA = columns.load_schema()
 EVENT = SCHEMA.event(columns.EVENT)

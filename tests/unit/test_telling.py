@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from collector.daemon import telling
-from collector.daemon.child import State
-from collector.daemon.telling import HEARD_S, Telling
-from collector.writer import segment_folder
-from collector.writer.segment_folder import take_over_file
-from formats.base.errors import FileError
+from tcpkmon.collector.daemon import telling
+from tcpkmon.collector.daemon.child import State
+from tcpkmon.collector.daemon.telling import HEARD_S, Telling
+from tcpkmon.collector.writer import segment_folder
+from tcpkmon.collector.writer.segment_folder import take_over_file
+from tcpkmon.formats.base.errors import FileError
 
 
 class Capture:

@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 import pytest
 
-from collector.commands import collect, tcpkmon
-from collector.plan.schema_sources import shipped_names
-from formats.history.names_1988 import NAMES
-from formats.schema import Schema, load
+from tcpkmon.collector.commands import collect, tcpkmon
+from tcpkmon.collector.plan.schema_sources import shipped_names
+from tcpkmon.formats.history.names_1988 import NAMES
+from tcpkmon.formats.schema import Schema, load
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "then-and-now.md"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.base.times import format_ns, format_utc
+from tcpkmon.formats.base.times import format_ns, format_utc
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 # Spans of nanoseconds to years, from any time of a 64-bit clock.

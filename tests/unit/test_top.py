@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from collector.commands.tcpkmon import command
-from collector.commands.top_screen import Screen, milliseconds, short
-from collector.metrics.words import SORTS
-from formats.base.cli import run
-from formats.base.errors import UsageError
+from tcpkmon.collector.commands.tcpkmon import command
+from tcpkmon.collector.commands.top_screen import Screen, milliseconds, short
+from tcpkmon.collector.metrics.words import SORTS
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import UsageError
 
 ANSWER: dict[str, Any] = {
     "pid": 4711,

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.commands import top
-from collector.commands.top_screen import Screen
-from collector.metrics import shown
-from collector.metrics.words import STATES
-from formats.base.text import address_of, text_of
+from tcpkmon.collector.commands import top
+from tcpkmon.collector.commands.top_screen import Screen
+from tcpkmon.collector.metrics import shown
+from tcpkmon.collector.metrics.words import STATES
+from tcpkmon.formats.base.text import address_of, text_of
 
 V4 = bytes(10) + b"\xff\xff"
 DTYPE = np.dtype([
@@ -101,7 +101,7 @@ class Capture:
 
 
 def test_what_is_typed_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from collector.control import choosing
+    from tcpkmon.collector.control import choosing
 
     main, terminal = pty.openpty()
     capture = Capture()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from formats.commands.translate import command
+from tcpkmon.formats.commands.translate import command
 from tests.unit.log_builder import LogBuilder
 
 SCHEMA = """

@@ -12,15 +12,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.plan.columns import EVENT, choose_columns, load_schema, locations_of, make_layout
-from collector.plan.recorder import columns_for
-from collector.plan.trigger_watch import SLOTS, Watch
-from collector.plan.triggers import (
+from tcpkmon.collector.plan.columns import (
+    EVENT,
+    choose_columns,
+    load_schema,
+    locations_of,
+    make_layout,
+)
+from tcpkmon.collector.plan.recorder import columns_for
+from tcpkmon.collector.plan.trigger_watch import SLOTS, Watch
+from tcpkmon.collector.plan.triggers import (
     Trigger,
     compile_triggers,
     explain,
 )
-from formats.base.expressions import ExpressionError, Mistake, Name, Number, Operation, parse
+from tcpkmon.formats.base.expressions import (
+    ExpressionError,
+    Mistake,
+    Name,
+    Number,
+    Operation,
+    parse,
+)
 
 SCHEMA = load_schema()
 LAYOUT = make_layout(SCHEMA, choose_columns(SCHEMA.event(EVENT), "default,seg_ack"), ())

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formats.base.cli import run
-from formats.commands.repair import command as repair
-from formats.commands.verify import command as verify
-from formats.psc.header import Header, encode_header
-from formats.verify.report import Report, Row
-from formats.verify.table import make_console, print_report
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.commands.repair import command as repair
+from tcpkmon.formats.commands.verify import command as verify
+from tcpkmon.formats.psc.header import Header, encode_header
+from tcpkmon.formats.verify.report import Report, Row
+from tcpkmon.formats.verify.table import make_console, print_report
 from tests.unit.captures import CaptureBuilder, classic_2000, clean_capture, full_capture
 
 SCHEMA = """enum location {

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import formats
-from formats.base import control
-from formats.base.errors import DamagedError
-from formats.base.reconciled import Reconciled
-from formats.psc.header import encode_header
-from formats.verify import verify_file
-from formats.verify.psc.repair import repair_file
+import tcpkmon
+from tcpkmon.formats.base import control
+from tcpkmon.formats.base.errors import DamagedError
+from tcpkmon.formats.base.reconciled import Reconciled
+from tcpkmon.formats.psc.header import encode_header
+from tcpkmon.formats.verify import verify_file
+from tcpkmon.formats.verify.psc.repair import repair_file
 from tests.unit.captures import CaptureBuilder, full_capture
 
 FULL = bool(os.environ.get("TCPKMON_FULL"))
@@ -197,7 +197,7 @@ def test_a_column_that_lost_its_name(name: str, tmp_path: Path) -> None:
         report = verify_file(path)
         assert report.exit_code == 5
         assert "the header's checksum is wrong" in report.problems[0].what
-        with formats.open(path) as capture:
+        with tcpkmon.open(path) as capture:
             assert capture.damaged and not capture.complete  # type: ignore[attr-defined]
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from formats.base import control
-from formats.verify import verify_file
-from formats.verify.report import CAUSES, Report
+from tcpkmon.formats.base import control
+from tcpkmon.formats.verify import verify_file
+from tcpkmon.formats.verify.report import CAUSES, Report
 from tests.unit.captures import (
     FURTHER,
     CaptureBuilder,
@@ -580,7 +580,7 @@ def test_the_answer_does_not_depend_on_the_segments(
     array = build.array()
     array["serial"][np.flatnonzero(array["location"] == 9)[4]] += 1
     broken = check(build, tmp_path, array)
-    monkeypatch.setattr("formats.verify.psc.check.SEGMENT_ROWS", rows)
+    monkeypatch.setattr("tcpkmon.formats.verify.psc.check.SEGMENT_ROWS", rows)
     assert check(full_capture(), tmp_path).as_json() == whole
     again = check(build, tmp_path, array)
     assert broken.exit_code == again.exit_code == 5

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formats.base.causes import KILLED
-from formats.verify import verify_log
-from formats.verify.report import COLLECTOR_CAUSES, KERNEL_CAUSES, Report
+from tcpkmon.formats.base.causes import KILLED
+from tcpkmon.formats.verify import verify_log
+from tcpkmon.formats.verify.report import COLLECTOR_CAUSES, KERNEL_CAUSES, Report
 from tests.unit.log_builder import (
     COLLECTOR,
     FIELDS,

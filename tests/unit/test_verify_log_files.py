@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from formats.base.cli import run
-from formats.commands.repair import command as repair
-from formats.commands.verify import command as verify
-from formats.klogger.encode import DUMP_HEAD_BYTES, PREAMBLE
-from formats.klogger.reader import LogReader
-from formats.klogger.walk import DumpWalk
-from formats.registry import format_of
-from formats.verify import repair_log, verify_folder, verify_log
-from formats.verify.report import NOT_CLOSED, Report
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.commands.repair import command as repair
+from tcpkmon.formats.commands.verify import command as verify
+from tcpkmon.formats.klogger.encode import DUMP_HEAD_BYTES, PREAMBLE
+from tcpkmon.formats.klogger.reader import LogReader
+from tcpkmon.formats.klogger.walk import DumpWalk
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify import repair_log, verify_folder, verify_log
+from tcpkmon.formats.verify.report import NOT_CLOSED, Report
 from tests.unit.log_builder import LOST_EACH, LogBuilder, clean_log, lossy_log
 from tests.unit.log_maker import make_logs
 
@@ -128,7 +128,7 @@ def test_a_dump_in_the_middle_that_is_damaged_is_one_problem(tmp_path: Path) -> 
 def test_brackets_of_dumps_are_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, values: dict[str, Any], what: str
 ) -> None:
-    from formats.klogger import encode
+    from tcpkmon.formats.klogger import encode
     from tests.unit import klogger_samples
 
     original, count = encode.pack_event, 0

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import formats
-from formats.base.control import EndReason
-from formats.base.limits import MOST_CONTROL_BYTES
-from formats.magnet.control import Block, encode
-from formats.magnet.header import MagnetFile
-from formats.magnet.layout import CONTROL, FIRST_EVENT, LOST
-from formats.magnet.walk import Entry, Piece, Walk
-from formats.verify import repair_magnet, verify_magnet
+import tcpkmon
+from tcpkmon.formats.base.control import EndReason
+from tcpkmon.formats.base.limits import MOST_CONTROL_BYTES
+from tcpkmon.formats.magnet.control import Block, encode
+from tcpkmon.formats.magnet.header import MagnetFile
+from tcpkmon.formats.magnet.layout import CONTROL, FIRST_EVENT, LOST
+from tcpkmon.formats.magnet.walk import Entry, Piece, Walk
+from tcpkmon.formats.verify import repair_magnet, verify_magnet
 from tests.unit.magnet_builder import MagnetBuilder, clean_file, in_layout, lossy_file
 from tests.unit.test_magnet_stream import rows_of
 
@@ -58,7 +58,7 @@ def test_a_capture_that_was_killed(tmp_path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[:-5])
     assert verify_magnet(path).exit_code == 3 and verify_magnet(path).notes
-    with formats.open(path) as reader:
+    with tcpkmon.open(path) as reader:
         assert not reader.complete
 
 
@@ -287,7 +287,7 @@ def test_repair_of_a_capture_that_was_killed(tmp_path: Path) -> None:
     assert (done.kept, done.missing, done.cut_bytes) == (182, 0, SIZE - 5)
     assert done.report.exit_code == 3 and not done.report.problems
     assert done.report.end_reason == "error" and done.report.tail_unknown
-    with formats.open(tmp_path / "new") as reader:
+    with tcpkmon.open(tmp_path / "new") as reader:
         assert reader.complete and not reader.damaged
     assert rows_of(tmp_path / "new").tobytes() == rows_of(path).tobytes()
 
@@ -322,7 +322,7 @@ def test_repair_leaves_out_one_chunk(tmp_path: Path) -> None:
         assert found["size"][lost].tolist() == [1024] and lost.tolist() == [4096]
         kept = np.delete(found, lost)
         assert (kept == np.concatenate((rows[:4096], rows[5120:]))).all()
-        with formats.open(tmp_path / how) as reader:
+        with tcpkmon.open(tmp_path / how) as reader:
             assert reader.lost == 1024 and not reader.damaged
 
 
@@ -377,7 +377,7 @@ def test_unknown_events_are_left_out(tmp_path: Path) -> None:
         out.write(row.tobytes())
     report = verify_magnet(path)
     assert "2 record(s) of unknown events, the first 250" in report.problems[0].what
-    with formats.open(path) as reader:
+    with tcpkmon.open(path) as reader:
         assert reader.damaged and sum(len(t) for p in reader.tables() for t in p.values()) == 184
     done = repair_magnet(path, tmp_path / "new")
     assert not done.report.problems and done.kept == 184

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formats.analysis.doing import CPU_WAIT, RUNNING
-from formats.analysis.why import (
+from tcpkmon.formats.analysis.doing import CPU_WAIT, RUNNING
+from tcpkmon.formats.analysis.why import (
     FAMILY,
     LIMITS,
     NEEDED,
@@ -24,7 +24,7 @@ from formats.analysis.why import (
     tally,
     verdict,
 )
-from formats.analysis.why.limits import tighter_window
+from tcpkmon.formats.analysis.why.limits import tighter_window
 
 MS = 1_000_000
 NO_RATE = (1 << 64) - 1

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formats.analysis.why import LIMITS, cut
+from tcpkmon.formats.analysis.why import LIMITS, cut
 from tests.unit.test_why import MS, SENDING, snapshots
 
 FREE = {"snd_una": 1000, "snd_sb_cc": 0, "snd_max": 1000}

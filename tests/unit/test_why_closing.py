@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formats.analysis.why import LIMITS, Cutter, Grouped, cut
-from formats.analysis.why.grouping import Places
+from tcpkmon.formats.analysis.why import LIMITS, Cutter, Grouped, cut
+from tcpkmon.formats.analysis.why.grouping import Places
 from tests.unit.test_why import FLYING, MS, SENDING, sentence, snapshots
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from formats.analysis.why import Connection, Peers, connections, together, verdict
-from formats.commands import why
+from tcpkmon.formats.analysis.why import Connection, Peers, connections, together, verdict
+from tcpkmon.formats.commands import why
 from tests.unit.test_why import limit_of, sentence
 from tests.unit.test_why_losses import folder_of, log_of, snapshot
 from tests.unit.test_why_tables import row_of, snapshots

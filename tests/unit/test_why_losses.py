@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import formats
-from formats.analysis.check.capture import Capture
-from formats.analysis.why import Source, connections
-from formats.commands import connections as command
-from formats.commands import export, why
-from formats.klogger.merge import HOLD
-from formats.registry import format_of
+import tcpkmon
+from tcpkmon.formats.analysis.check.capture import Capture
+from tcpkmon.formats.analysis.why import Source, connections
+from tcpkmon.formats.commands import connections as command
+from tcpkmon.formats.commands import export, why
+from tcpkmon.formats.klogger.merge import HOLD
+from tcpkmon.formats.registry import format_of
 from tests.unit.captures import CaptureBuilder
 from tests.unit.diff_capture import write_runs
 from tests.unit.klogger_samples import ROOT
@@ -82,7 +82,7 @@ def test_what_is_missing_is_counted_once_where_it_is(tmp_path: Path, cpu: int) -
 def test_what_programs_missed_is_lost_for_every_reader(tmp_path: Path) -> None:
     path = write_runs(tmp_path / "run.pm", [(1e6, 500)], missed=3)
     (report,) = format_of(path).verify(path)
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         assert capture.lost == report.lost_total == 3
     assert connections(path)["proven"].tolist() == [False]
     assert Capture(path).lost == 3
@@ -100,7 +100,7 @@ def test_what_found_no_room_in_a_table_is_lost_for_every_reader(tmp_path: Path) 
     build.end()
     path = build.write(tmp_path / "run.pm")
     (report,) = format_of(path).verify(path)
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         assert capture.lost == report.lost_total == 5
 
 
@@ -112,7 +112,7 @@ def test_of_a_later_segment_only_its_own_is_missing(tmp_path: Path) -> None:
     build.snapshots(0, 1, 3)
     build.missed[1] = (7, 1)
     build.end()
-    with formats.open(build.write(tmp_path / "second.pm")) as capture:
+    with tcpkmon.open(build.write(tmp_path / "second.pm")) as capture:
         assert capture.unplaced == 2
 
 
@@ -176,7 +176,7 @@ def test_what_nobody_knows_the_place_of_may_be_of_each(tmp_path: Path) -> None:
 def test_a_later_segment_lacks_nothing_before_its_first_number(tmp_path: Path) -> None:
     """Its numbers go on from those of the segments before it."""
     path = psc_of(tmp_path / "a.pm", set())
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         size = capture.header.entry_size
         skip = len(path.read_bytes()) - len(capture) * size
     data = path.read_bytes()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from formats.analysis.why.folding import fold
+from tcpkmon.formats.analysis.why.folding import fold
 from tests.unit.test_why import snapshots
 
 

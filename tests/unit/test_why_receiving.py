@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formats.analysis.why import (
+from tcpkmon.formats.analysis.why import (
     RECEIVING,
     Cutter,
     Grouped,
@@ -18,8 +18,8 @@ from formats.analysis.why import (
     connection_of,
     verdict,
 )
-from formats.analysis.why.assemble import connections_table
-from formats.analysis.why.folding import fold
+from tcpkmon.formats.analysis.why.assemble import connections_table
+from tcpkmon.formats.analysis.why.folding import fold
 from tests.unit.test_why import MS, columns, pieces
 
 WINDOW = 60_000

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import formats
-from collector.plan.columns import EVENT, load_schema
-from formats.analysis.why import (
+import tcpkmon
+from tcpkmon.collector.plan.columns import EVENT, load_schema
+from tcpkmon.formats.analysis.why import (
     CONNECTIONS,
     FAMILY,
     INTERVALS,
@@ -31,15 +31,15 @@ from formats.analysis.why import (
     tables,
     write,
 )
-from formats.analysis.why.assemble import connections_table
-from formats.analysis.why.counts import BIN_NS, Counts
-from formats.analysis.why.folding import fold
-from formats.analysis.why.grouping import Places
-from formats.base.analysed import Analysed
-from formats.base.errors import UsageError
-from formats.base.expressions import ExpressionError
-from formats.commands import connections as command
-from formats.commands import why
+from tcpkmon.formats.analysis.why.assemble import connections_table
+from tcpkmon.formats.analysis.why.counts import BIN_NS, Counts
+from tcpkmon.formats.analysis.why.folding import fold
+from tcpkmon.formats.analysis.why.grouping import Places
+from tcpkmon.formats.base.analysed import Analysed
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.expressions import ExpressionError
+from tcpkmon.formats.commands import connections as command
+from tcpkmon.formats.commands import why
 from tests.unit.test_why import columns, pieces, plain_intervals
 from tests.unit.why_capture import write_capture
 
@@ -458,14 +458,14 @@ def test_p_where_and_sort_choose_in_all_forms(capture: Path) -> None:
     runs = CliRunner().invoke(why.command, [str(capture), "--intervals", "--json", "-p", pair[1]])
     assert {one["conn_id"] for one in json.loads(runs.stdout)["intervals"]} == {3}
     began = np.datetime64(row["start"].removesuffix("Z"), "us").astype(int)
-    with formats.open(capture) as reader:
+    with tcpkmon.open(capture) as reader:
         clock = reader.clock
     assert began == (row["start_ns"] + clock[1] - clock[0]) // 1000
 
 
 def test_pandas(capture: Path) -> None:
     pytest.importorskip("pandas")
-    with formats.open(capture) as reader:
+    with tcpkmon.open(capture) as reader:
         assert isinstance(reader, Analysed)
         frame = reader.connections()
         assert frame.lport.tolist() == [5001, 5002, 5003]

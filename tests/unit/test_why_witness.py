@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.lab.link import FATES, NOTE
 from scripts.why import chronograph, witness
 from scripts.why.chronograph import Sample
+from tcpkmon.collector.lab.link import FATES, NOTE
 
 LOST, DOWN = FATES.index("random"), FATES.index("down")
 FIN, SYN, ACK = 1, 2, 16

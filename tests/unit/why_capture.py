@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base import control
-from formats.psc.columns import FLAG_INT_NET, Column, entry_dtype
-from formats.psc.header import encode_header, writer_header
+from tcpkmon.formats.base import control
+from tcpkmon.formats.psc.columns import FLAG_INT_NET, Column, entry_dtype
+from tcpkmon.formats.psc.header import encode_header, writer_header
 from tests.unit.captures import columns_for
 
 DEFAULT = {

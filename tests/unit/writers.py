@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from collector.sequencer.ordered_batch import MonoToEpoch
-from collector.writer.codec import ALL, File
-from collector.writer.file_sink import FileSink
-from collector.writer.psc_codec import PscCodec
-from collector.writer.writer import Writer
-from collector.writer.written import Written
+from tcpkmon.collector.sequencer.ordered_batch import MonoToEpoch
+from tcpkmon.collector.writer.codec import ALL, File
+from tcpkmon.collector.writer.file_sink import FileSink
+from tcpkmon.collector.writer.psc_codec import PscCodec
+from tcpkmon.collector.writer.writer import Writer
+from tcpkmon.collector.writer.written import Written
 
 
 def psc_writer(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux.btf import Btf
-from collector.loader.attach_trials import Probing
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.loader.attach_trials import Probing
 from tests.vm.compile_far import HERE
 
 FOLDER = Path(__file__).parent

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-import formats
-from formats.base import control
+import tcpkmon
+from tcpkmon.formats.base import control
 from tests.live.faults import COUNTED, PERIOD, RECEIVE_CALL, Flood, Space, balance, verify
 
 RATE = 500
@@ -52,7 +52,7 @@ def wait_for_ring(path: Path) -> None:
 
 def _checkpoints(path: Path) -> tuple[int, bool]:
     """How many there are in a file that is being written; whether CPU 1 has a ring in the last."""
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         location = capture.column("location")
         number = int(np.count_nonzero(location == control.Checkpoint.location))
         here = (location == control.Cpu.location) & (capture.column("callvalue") == CPU)
@@ -80,7 +80,7 @@ def check_exact(path: Path, calls: int, code: int) -> dict[int, dict[str, int]]:
 
 def calls_on(path: Path, cpu: int) -> npt.NDArray[np.int64]:
     """The numbers of the calls that were recorded on a CPU."""
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         here = (capture.column("location") == RECEIVE_CALL) & (capture.column("cpu") == cpu)
         numbers: npt.NDArray[np.int64] = capture.column("callvalue")[here].astype(np.int64) - 1
     assert numbers.max(initial=0) < PERIOD

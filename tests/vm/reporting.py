@@ -109,8 +109,8 @@ class _Reporter:
 
 def _refusal() -> str:
     """Why this kernel cannot capture at all."""
-    from collector.loader.attach_trials import check_atomics
-    from formats.base.errors import KernelError
+    from tcpkmon.collector.loader.attach_trials import check_atomics
+    from tcpkmon.formats.base.errors import KernelError
 
     try:
         check_atomics()
@@ -121,11 +121,11 @@ def _refusal() -> str:
 
 def _describe() -> dict[str, Any]:
     """This kernel: the ways to each location, and why some do not work."""
-    from collector.linux.btf import Btf
-    from collector.loader.attach_trials import Probing
-    from collector.plan.probes import absent_columns, counts_skipped, find_probes
-    from collector.plan.schema_sources import find_sources, read_texts
-    from collector.ring.rings import choose_transport
+    from tcpkmon.collector.linux.btf import Btf
+    from tcpkmon.collector.loader.attach_trials import Probing
+    from tcpkmon.collector.plan.probes import absent_columns, counts_skipped, find_probes
+    from tcpkmon.collector.plan.schema_sources import find_sources, read_texts
+    from tcpkmon.collector.ring.rings import choose_transport
 
     btf = Btf.from_kernel()
     probing = Probing(btf)

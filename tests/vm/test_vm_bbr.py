@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collector.lab.lab import Bottleneck, Lab
-from collector.lab.pair import join, listening, look
-from collector.linux.btf import BBR_BTF, Btf
-from formats.analysis.why import connections
+from tcpkmon.collector.lab.lab import Bottleneck, Lab
+from tcpkmon.collector.lab.pair import join, listening, look
+from tcpkmon.collector.linux.btf import BBR_BTF, Btf
+from tcpkmon.formats.analysis.why import connections
 from tests.live.capturing import capturing, within
 
 COLUMNS = ("--columns", "default,bbr_bw,bbr_mode,bbr_min_rtt_us,ca_name",

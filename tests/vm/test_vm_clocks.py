@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import formats
-from collector.lab.lab import Lab
-from formats.base.control import Clock
+import tcpkmon
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.formats.base.control import Clock
 from tests.live.capturing import capturing, connected, wait_until, within
 from tests.live.faults import verify
 
@@ -22,7 +22,7 @@ SEGMENTS = ("--locations", "SEGMENT_RECEIVED")
 
 def _steps(path: Path) -> list[int]:
     """The steps of at least a minute that the file, which may still be written, tells of."""
-    with formats.open(path) as capture:
+    with tcpkmon.open(path) as capture:
         clocks = [entry for _, entry in capture.controls() if isinstance(entry, Clock)]
     return [clock.step_ns for clock in clocks if abs(clock.step_ns) > 60 * 10**9]
 

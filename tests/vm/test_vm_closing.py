@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from collector.lab.lab import Lab
-from collector.loader.attach_trials import Probing
-from formats.analysis.why import connections, rows_of
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.loader.attach_trials import Probing
+from tcpkmon.formats.analysis.why import connections, rows_of
 from tests.live.capturing import capturing, connected, within
 
 WAYS = {"typed": "btf,fentry,fexit,iter", "untyped": "raw,kprobe,iter"}

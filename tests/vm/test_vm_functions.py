@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collector.lab import traffic
-from collector.lab.lab import Lab
-from collector.lab.traffic import Workload
-from collector.linux.btf import Btf
-from collector.loader.attach_trials import Probing
-from collector.plan.probes import counts_skipped
-from formats.verify import verify_file
+from tcpkmon.collector.lab import traffic
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.lab.traffic import Workload
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.loader.attach_trials import Probing
+from tcpkmon.collector.plan.probes import counts_skipped
+from tcpkmon.formats.verify import verify_file
 from tests.live.capturing import (
     Outcome,
     Records,

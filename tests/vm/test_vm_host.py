@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.commands.probe import USER_OPTION
-from formats.analysis import open_log, queues
+from tcpkmon.collector.commands.probe import USER_OPTION
+from tcpkmon.formats.analysis import open_log, queues
 from tests.live import test_schema_disk as disk
 from tests.live import test_schema_paging as paging
 from tests.live import test_schema_syscall as syscall

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.ring.rings import TRANSPORTS
+from tcpkmon.collector.ring.rings import TRANSPORTS
 from tests.live.faults import Collector
 from tests.vm.hotplug import (
     CPU,

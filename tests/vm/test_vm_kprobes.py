@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from collector.lab.lab import Lab
-from collector.linux import bpf
-from collector.linux.btf import Btf
-from collector.linux.kprobe_events import KprobeEvent, Tracefs, remove_stale
-from collector.loader.attach_trials import Probing
-from collector.loader.compiler import compile_text
-from collector.loader.programs import Loaded, ProgramSpec
-from collector.plan.probes import counts_skipped
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.linux.kprobe_events import KprobeEvent, Tracefs, remove_stale
+from tcpkmon.collector.loader.attach_trials import Probing
+from tcpkmon.collector.loader.compiler import compile_text
+from tcpkmon.collector.loader.programs import Loaded, ProgramSpec
+from tcpkmon.collector.plan.probes import counts_skipped
 from tests.live.capturing import capturing, connected, within
 
 EVERYTHING = ("--columns", "all", "--locations", "all")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.plan.schema_sources import shipped_names
+from tcpkmon.collector.plan.schema_sources import shipped_names
 from tests.live.schema_logs import logging
 
 NET = ("magnet", "network")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from collector.lab.lab import Lab
-from collector.linux.btf import Btf
-from collector.loader.attach_trials import Probing
-from collector.plan.columns import SCHEMATA
-from collector.plan.probes import counts_skipped
-from formats.schema import enabled_events, load
-from formats.verify import verify_folder
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.loader.attach_trials import Probing
+from tcpkmon.collector.plan.columns import SCHEMATA
+from tcpkmon.collector.plan.probes import counts_skipped
+from tcpkmon.formats.schema import enabled_events, load
+from tcpkmon.formats.verify import verify_folder
 from tests.live import test_latency_live as latency
 from tests.live import test_schema_magnet as magnet
 from tests.live.capturing import join, listening, receive, within

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from collector.lab import traffic
-from collector.lab.lab import Lab
-from collector.lab.traffic import Workload
+from tcpkmon.collector.lab import traffic
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.lab.traffic import Workload
 from tests.live.capturing import capturing, within
 from tests.live.faults import verify
 

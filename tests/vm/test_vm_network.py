@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from collector.loader.attach_trials import Probing
-from collector.plan.columns import SCHEMATA
-from formats.schema import enabled_events, load
+from tcpkmon.collector.loader.attach_trials import Probing
+from tcpkmon.collector.plan.columns import SCHEMATA
+from tcpkmon.formats.schema import enabled_events, load
 from tests.live import network_checks as checks
 from tests.live import network_workload as workload
 from tests.live.network_workload import Done, Net

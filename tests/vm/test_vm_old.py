@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.loader.attach_trials import check_atomics
-from formats.base.errors import KernelError
+from tcpkmon.collector.loader.attach_trials import check_atomics
+from tcpkmon.formats.base.errors import KernelError
 from tests.live.faults import COLLECT, TCPKMON, run
 
 OLDEST = (5, 12)

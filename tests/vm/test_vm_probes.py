@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.loader.attach_trials import Probing
+from tcpkmon.collector.loader.attach_trials import Probing
 from tests.live.schema_logs import logging, make_schema
 from tests.vm.hotplug import CPU, ONLINE, set_online
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
-from collector.commands.probe import USER_OPTION
-from collector.linux import bpf
-from collector.linux.btf import Btf, Kind
-from collector.loader.attach_trials import Probing
-from collector.loader.compiler import compile_text
-from collector.loader.programs import Loaded, ProgramSpec
+from tcpkmon.collector.commands.probe import USER_OPTION
+from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.btf import Btf, Kind
+from tcpkmon.collector.loader.attach_trials import Probing
+from tcpkmon.collector.loader.compiler import compile_text
+from tcpkmon.collector.loader.programs import Loaded, ProgramSpec
 from tests.live import test_schema_locking as locking
 from tests.live import test_schema_sched as sched
 from tests.live import test_schema_stopwatch as stopwatch

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from collector.lab import traffic
-from collector.lab.lab import Lab
-from collector.lab.traffic import Workload
-from collector.linux.btf import Btf
-from collector.loader.attach_trials import Probing
-from collector.loader.program import is_preempted
-from collector.plan.probes import find_probes
-from collector.plan.schema_sources import find_sources, read_texts
-from formats.verify import verify_file
+from tcpkmon.collector.lab import traffic
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.lab.traffic import Workload
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.loader.attach_trials import Probing
+from tcpkmon.collector.loader.program import is_preempted
+from tcpkmon.collector.plan.probes import find_probes
+from tcpkmon.collector.plan.schema_sources import find_sources, read_texts
+from tcpkmon.formats.verify import verify_file
 from tests.live.capturing import (
     Outcome,
     Records,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from formats.registry import FILE_FORMATS
+from tcpkmon.formats.registry import FILE_FORMATS
 
 _FORMAT = "klogger"
 
@@ -22,11 +22,11 @@ def command(
     """Collect these measurements into Klogger logs until Ctrl-C; see tcpkmon msmod -l."""
     import time
 
-    from collector.commands.collect import import_quietly, run
-    from collector.commands.history.measurements import choose
-    from collector.plan.filters import parse
-    from collector.plan.quantities import parse_duration
-    from collector.plan.request import Request
+    from tcpkmon.collector.commands.collect import import_quietly, run
+    from tcpkmon.collector.commands.history.measurements import choose
+    from tcpkmon.collector.plan.filters import parse
+    from tcpkmon.collector.plan.quantities import parse_duration
+    from tcpkmon.collector.plan.request import Request
 
     chosen = choose(ids)
     import_quietly()

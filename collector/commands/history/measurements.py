@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from collector.commands.event_list import Listed, list_events
-from collector.plan.event_layout import lay_out_sources
-from collector.plan.schema_sources import BASE, TCP, find_sources, shipped_names
-from formats.base.errors import UsageError
-from formats.history.names_1988 import NAMES
-from formats.schema import suggest
+from tcpkmon.collector.commands.event_list import Listed, list_events
+from tcpkmon.collector.plan.event_layout import lay_out_sources
+from tcpkmon.collector.plan.schema_sources import BASE, TCP, find_sources, shipped_names
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.history.names_1988 import NAMES
+from tcpkmon.formats.schema import suggest
 
 
 @dataclass(frozen=True)

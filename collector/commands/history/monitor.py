@@ -13,10 +13,10 @@ from pathlib import Path
 
 import click
 
-from collector.commands.signed import NumberLists
-from formats.base.cli import say
-from formats.base.errors import FileError, TcpkmonError, UsageError
-from formats.base.escape import for_terminal
+from tcpkmon.collector.commands.signed import NumberLists
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.errors import FileError, TcpkmonError, UsageError
+from tcpkmon.formats.base.escape import for_terminal
 
 GROUPS = {
     1: ("Transaction", "tty", ("TRANSACTION_START", "TRANSACTION_END")),
@@ -84,8 +84,8 @@ def command(
 
 
 def _turn_on(buffer: tuple[int, int], groups: tuple[int, ...], file: str) -> int:
-    from collector import klogger
-    from collector.loader.prepare import check_privilege
+    from tcpkmon.collector import capturing
+    from tcpkmon.collector.loader.prepare import check_privilege
 
     check_privilege()
     force = False
@@ -104,7 +104,7 @@ def _turn_on(buffer: tuple[int, int], groups: tuple[int, ...], file: str) -> int
         say(f"tcpkmon monitor: each CPU gets {ring} bytes, the least that a ring can have")
     names = [name for group in groups for name in GROUPS[group][2]]
     schemata = list(dict.fromkeys(GROUPS[group][1] for group in groups))
-    capture = klogger.start(
+    capture = capturing.start(
         schemata, path, buffer_mb=ring / (1 << 20), force=force, detached=True,
         options=["--quiet", "--locations", ",".join(names)],
     )  # fmt: skip
@@ -142,9 +142,9 @@ def _print_status(state: State | None) -> int:
     _list_events(state.events)
     click.echo(f"Output file name : {for_terminal(state.file)}")
     with suppress(TcpkmonError):
-        from collector import klogger
+        from tcpkmon.collector import capturing
 
-        status = klogger.attach(state.pid).status()
+        status = capturing.attach(state.pid).status()
         lost = sum(number for number in status["lost"].values() if isinstance(number, int))
         click.echo(f"Events recorded : {status['records']}, lost : {lost}")
     return 0
@@ -177,7 +177,7 @@ def _list_events(groups: tuple[int, ...]) -> None:
 
 def state_path() -> Path:
     """Where the state of the monitor that is on is kept; only root can write there."""
-    from collector.control.access import control_folder
+    from tcpkmon.collector.control.access import control_folder
 
     return control_folder() / "monitor.json"
 
@@ -204,6 +204,6 @@ def find_state() -> State | None:
 
 
 def _find_collector(pid: int) -> bool:
-    from collector.control.client import find_collectors
+    from tcpkmon.collector.control.client import find_collectors
 
     return any(one.pid == pid for one in find_collectors())

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from collector.commands.collector_option import ask, collector_option
-from collector.commands.signed import SignedArguments
-from formats.base.cli import say
-from formats.base.errors import UsageError
-from formats.base.escape import for_terminal
+from tcpkmon.collector.commands.collector_option import ask, collector_option
+from tcpkmon.collector.commands.signed import SignedArguments
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.escape import for_terminal
 
 if TYPE_CHECKING:
-    from collector.commands.history.measurements import Measurement
+    from tcpkmon.collector.commands.history.measurements import Measurement
 
 
 @click.command("msmod", cls=SignedArguments, context_settings={"ignore_unknown_options": True})
@@ -29,7 +29,7 @@ def command(listed: bool, collector: str | None, ids: tuple[str, ...]) -> int:
     As in HP-UX: each measurement has an id and a line that describes its record, fields in order.
     Those that this kernel lacks follow, with the reason. An ID is an event's name, or that of 1988.
     """
-    from collector.commands.history.measurements import choose, list_measurements
+    from tcpkmon.collector.commands.history.measurements import choose, list_measurements
 
     if listed:
         if ids:

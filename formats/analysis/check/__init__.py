@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Assertions on a capture: docs/check.md describes the language."""
 
-from formats.analysis.check.capture import Capture, share_of
-from formats.analysis.check.checking import Result, check, compile_assertions, measure
-from formats.analysis.check.output import as_dict, as_junit, as_lines, github_lines
-from formats.analysis.check.span import Proof, Span, find_span, write_span
-from formats.analysis.check.where import choose, fulfil, parse_where
+from tcpkmon.formats.analysis.check.capture import Capture, share_of
+from tcpkmon.formats.analysis.check.checking import Result, check, compile_assertions, measure
+from tcpkmon.formats.analysis.check.output import as_dict, as_junit, as_lines, github_lines
+from tcpkmon.formats.analysis.check.span import Proof, Span, find_span, write_span
+from tcpkmon.formats.analysis.check.where import choose, fulfil, parse_where
 
 __all__ = [
     "Capture",

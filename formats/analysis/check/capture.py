@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.analysis import exchanges, why
-from formats.analysis.check.names import COLUMN_OF, INTERVAL, LEDGER, REQUEST
-from formats.analysis.check.scope import Table
-from formats.analysis.check.span import Proof
-from formats.conditions import Array
-from formats.registry import format_of
+from tcpkmon.formats.analysis import exchanges, why
+from tcpkmon.formats.analysis.check.names import COLUMN_OF, INTERVAL, LEDGER, REQUEST
+from tcpkmon.formats.analysis.check.scope import Table
+from tcpkmon.formats.analysis.check.span import Proof
+from tcpkmon.formats.conditions import Array
+from tcpkmon.formats.registry import format_of
 
 _KINDS = {"int": "number", "float": "number", "text": "text", "bool": "bool"}
 CONNECTION_KINDS = {column.name: _KINDS[column.kind] for column in why.CONNECTIONS}

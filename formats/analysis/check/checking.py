@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from formats.analysis.check.capture import (
+from tcpkmon.formats.analysis.check.capture import (
     CONNECTION_KINDS,
     INTERVAL_KINDS,
     REQUEST_KINDS,
     Capture,
 )
-from formats.analysis.check.names import COLUMN_OF, CONSTANTS, INTERVAL, LEDGER, REQUEST
-from formats.analysis.check.scope import Compiled, Table, TableScope
-from formats.base.expressions import (
+from tcpkmon.formats.analysis.check.names import COLUMN_OF, CONSTANTS, INTERVAL, LEDGER, REQUEST
+from tcpkmon.formats.analysis.check.scope import Compiled, Table, TableScope
+from tcpkmon.formats.base.expressions import (
     COMPARISONS,
     Assertion,
     Operation,
     parse_assertion,
     read_all,
 )
-from formats.conditions import Array, NoDataError, names_in
+from tcpkmon.formats.conditions import Array, NoDataError, names_in
 
 _WORST = 5
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from formats.base.expressions import TIMES
-from formats.base.tcp_info import FROM_INFO
+from tcpkmon.formats.base.expressions import TIMES
+from tcpkmon.formats.base.tcp_info import FROM_INFO
 
 LEDGER = ("no_loss", "proven")
 """Conditions on the whole capture."""

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree
 
-from formats.analysis.check.capture import Capture
-from formats.analysis.check.checking import Result
-from formats.base.escape import for_terminal
+from tcpkmon.formats.analysis.check.capture import Capture
+from tcpkmon.formats.analysis.check.checking import Result
+from tcpkmon.formats.base.escape import for_terminal
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

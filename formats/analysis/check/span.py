@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.base import control
-from formats.base.errors import UsageError
-from formats.psc.header import encode_header
-from formats.psc.reader import Capture
+from tcpkmon.formats.base import control
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.psc.header import encode_header
+from tcpkmon.formats.psc.reader import Capture
 
 _BLOCK_ROWS = 1 << 14
 _EARLIER_NS = 60_000_000_000

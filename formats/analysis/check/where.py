@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from formats.analysis import why
-from formats.analysis.check.capture import CONNECTION_KINDS, REQUEST_KINDS, in_ms, share_of
-from formats.analysis.check.names import REQUEST
-from formats.analysis.check.scope import Table, TableScope
-from formats.base.expressions import parse_assertion, read_all
-from formats.base.ports import match_ports
-from formats.conditions import Array, Value
+from tcpkmon.formats.analysis import why
+from tcpkmon.formats.analysis.check.capture import CONNECTION_KINDS, REQUEST_KINDS, in_ms, share_of
+from tcpkmon.formats.analysis.check.names import REQUEST
+from tcpkmon.formats.analysis.check.scope import Table, TableScope
+from tcpkmon.formats.base.expressions import parse_assertion, read_all
+from tcpkmon.formats.base.ports import match_ports
+from tcpkmon.formats.conditions import Array, Value
 
 _OF_BOTH = {
     name: kind for name, kind in CONNECTION_KINDS.items() if f"{REQUEST}{name}" in REQUEST_KINDS

@@ -10,14 +10,14 @@ conditions  --fail-if
 courses     time courses; picture, output: for people and tools
 """
 
-from formats.analysis.diff.conditions import Condition, Judged, judge, parse_conditions
-from formats.analysis.diff.metrics import BY_NAME, METRICS, Metric
-from formats.analysis.diff.output import as_json, print_diff
-from formats.analysis.diff.picture import draw_diff
-from formats.analysis.diff.report import Report, make_report
-from formats.analysis.diff.sides import Run, Side, parse_sides, read_run, refuse_unproven
-from formats.analysis.diff.statistics import ALPHA, Compared, compare
-from formats.analysis.diff.units import CONNECTION, RUN
+from tcpkmon.formats.analysis.diff.conditions import Condition, Judged, judge, parse_conditions
+from tcpkmon.formats.analysis.diff.metrics import BY_NAME, METRICS, Metric
+from tcpkmon.formats.analysis.diff.output import as_json, print_diff
+from tcpkmon.formats.analysis.diff.picture import draw_diff
+from tcpkmon.formats.analysis.diff.report import Report, make_report
+from tcpkmon.formats.analysis.diff.sides import Run, Side, parse_sides, read_run, refuse_unproven
+from tcpkmon.formats.analysis.diff.statistics import ALPHA, Compared, compare
+from tcpkmon.formats.analysis.diff.units import CONNECTION, RUN
 
 __all__ = [
     "ALPHA",

@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from formats.analysis.diff.metrics import BY_NAME, SHARE, Metric
-from formats.analysis.diff.statistics import DIFFERS, SAME, Compared, change_text
-from formats.base.escape import for_terminal
-from formats.base.expressions import ExpressionError, Mistake
-from formats.base.limits import MOST_TRIGGER_CHARACTERS
-from formats.schema import suggest
+from tcpkmon.formats.analysis.diff.metrics import BY_NAME, SHARE, Metric
+from tcpkmon.formats.analysis.diff.statistics import DIFFERS, SAME, Compared, change_text
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.expressions import ExpressionError, Mistake
+from tcpkmon.formats.base.limits import MOST_TRIGGER_CHARACTERS
+from tcpkmon.formats.schema import suggest
 
 _WORDS = {"worse": 0, "better": 0, "more": 1, "less": -1}
 _BOUND = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)%", re.ASCII)

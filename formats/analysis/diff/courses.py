@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.diff.sides import Run
-from formats.analysis.why.assemble import Table
-from formats.analysis.why.grouping import Grouped
-from formats.analysis.why.intervals import Cutter, Steps
-from formats.analysis.why.snapshots import Source
+from tcpkmon.formats.analysis.diff.sides import Run
+from tcpkmon.formats.analysis.why.assemble import Table
+from tcpkmon.formats.analysis.why.grouping import Grouped
+from tcpkmon.formats.analysis.why.intervals import Cutter, Steps
+from tcpkmon.formats.analysis.why.snapshots import Source
 
 Floats = NDArray[np.float64]
 Array = NDArray[np.int64]

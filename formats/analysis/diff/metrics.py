@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from formats.analysis.latency.stages import PARTS
-from formats.analysis.why.limits import FAMILY, LIMITS
+from tcpkmon.formats.analysis.latency.stages import PARTS
+from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS
 
 RATE, TIME, RATIO, SHARE = "rate", "time", "ratio", "share"
 

@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from formats.analysis.diff.metrics import RATE, SHARE, TIME, Metric
-from formats.analysis.diff.report import Report
-from formats.analysis.diff.sides import Side
-from formats.analysis.diff.statistics import (
+from tcpkmon.formats.analysis.diff.metrics import RATE, SHARE, TIME, Metric
+from tcpkmon.formats.analysis.diff.report import Report
+from tcpkmon.formats.analysis.diff.sides import Side
+from tcpkmon.formats.analysis.diff.statistics import (
     DIFFERS,
     LEAST_SHARE,
     MEAN,
@@ -24,10 +24,10 @@ from formats.analysis.diff.statistics import (
     Spread,
     change_text,
 )
-from formats.analysis.diff.units import CONNECTION
-from formats.analysis.why.words import human_rate
-from formats.analysis.why.writing import plain
-from formats.base.escape import for_terminal
+from tcpkmon.formats.analysis.diff.units import CONNECTION
+from tcpkmon.formats.analysis.why.words import human_rate
+from tcpkmon.formats.analysis.why.writing import plain
+from tcpkmon.formats.base.escape import for_terminal
 
 _MOST_SETTINGS, _MOST_CHARACTERS = 60, 500
 _WORD = {True: "worse", False: "better", None: ""}

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from formats.analysis.diff.courses import Course, courses_of
-from formats.analysis.diff.metrics import RATE, TIME, Metric
-from formats.analysis.diff.report import Report
-from formats.analysis.diff.statistics import DIFFERS, SAME, Compared, change_text
-from formats.base.escape import for_terminal
-from formats.drawing import (
+from tcpkmon.formats.analysis.diff.courses import Course, courses_of
+from tcpkmon.formats.analysis.diff.metrics import RATE, TIME, Metric
+from tcpkmon.formats.analysis.diff.report import Report
+from tcpkmon.formats.analysis.diff.statistics import DIFFERS, SAME, Compared, change_text
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.drawing import (
     PALETTE,
     Axes,
     check_output,

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from formats.analysis.diff.conditions import Condition, Judged, judge
-from formats.analysis.diff.settings import Difference, differences
-from formats.analysis.diff.sides import Side
-from formats.analysis.diff.statistics import ALPHA, Array, Compared, Family, compare
-from formats.analysis.diff.units import CONNECTION, RUN, values_of_side
+from tcpkmon.formats.analysis.diff.conditions import Condition, Judged, judge
+from tcpkmon.formats.analysis.diff.settings import Difference, differences
+from tcpkmon.formats.analysis.diff.sides import Side
+from tcpkmon.formats.analysis.diff.statistics import ALPHA, Array, Compared, Family, compare
+from tcpkmon.formats.analysis.diff.units import CONNECTION, RUN, values_of_side
 
 
 @dataclass(frozen=True)

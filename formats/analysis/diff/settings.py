@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from formats.psc.header import KIND_HOST, KIND_KERNEL
-from formats.psc.reader import Capture
+from tcpkmon.formats.psc.header import KIND_HOST, KIND_KERNEL
+from tcpkmon.formats.psc.reader import Capture
 
 NOT_RECORDED = "(not recorded)"
 _CAPTURED = ("schemata", "columns", "locations", "filters", "data", "when_changed", "rings",

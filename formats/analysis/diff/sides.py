@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.analysis.diff.settings import read_settings
-from formats.analysis.diff.units import Flows, choose_connections, read_flows
-from formats.analysis.why.assemble import Table
-from formats.analysis.why.snapshots import Source
-from formats.analysis.why.tables import connections
-from formats.base.errors import DamagedError, Errors, UsageError
-from formats.conditions import Value
-from formats.klogger.logs import LOG_NAME, Logs
-from formats.registry import format_of, kind_of
+from tcpkmon.formats.analysis.diff.settings import read_settings
+from tcpkmon.formats.analysis.diff.units import Flows, choose_connections, read_flows
+from tcpkmon.formats.analysis.why.assemble import Table
+from tcpkmon.formats.analysis.why.snapshots import Source
+from tcpkmon.formats.analysis.why.tables import connections
+from tcpkmon.formats.base.errors import DamagedError, Errors, UsageError
+from tcpkmon.formats.conditions import Value
+from tcpkmon.formats.klogger.logs import LOG_NAME, Logs
+from tcpkmon.formats.registry import format_of, kind_of
 
 _ENDINGS = (".pm", ".pm.zst")
 _TRY = "tcpkmon diff before.pm after.pm, or tcpkmon diff before=a1.pm,a2.pm after=b1.pm,b2.pm"

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.diff.metrics import METRICS, SHARE, Metric
-from formats.base.errors import UsageError
-from formats.base.installing import how_to_install
+from tcpkmon.formats.analysis.diff.metrics import METRICS, SHARE, Metric
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.installing import how_to_install
 
 Array = NDArray[Any]
 DIFFERS, SAME, NO_DATA, TOO_FEW = "differs", "same", "no data", "too few"

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.check import fulfil, share_of
-from formats.analysis.diff.metrics import BY_NAME, METRICS, SHARED
-from formats.analysis.why.assemble import Table
-from formats.analysis.why.limits import FAMILY, LIMITS
-from formats.base.errors import UsageError
-from formats.conditions import Value
+from tcpkmon.formats.analysis.check import fulfil, share_of
+from tcpkmon.formats.analysis.diff.metrics import BY_NAME, METRICS, SHARED
+from tcpkmon.formats.analysis.why.assemble import Table
+from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.conditions import Value
 
 Array = NDArray[Any]
 Flows = dict[str, Array]
@@ -139,9 +139,9 @@ def values_of_side(
 
 def read_flows(path: Path) -> tuple[Flows, str] | None:
     """The times of a log's flows, and which ends were joined; None without schema magnet."""
-    from formats.analysis.latency import Latency, Summary, find_flows, make_report
-    from formats.analysis.latency.report import SIDES
-    from formats.analysis.log import open_log
+    from tcpkmon.formats.analysis.latency import Latency, Summary, find_flows, make_report
+    from tcpkmon.formats.analysis.latency.report import SIDES
+    from tcpkmon.formats.analysis.log import open_log
 
     with open_log(path) as log:
         try:
@@ -162,7 +162,7 @@ def read_flows(path: Path) -> tuple[Flows, str] | None:
 
 
 def _flow_values(flow: Any) -> dict[str, float]:
-    from formats.analysis.latency.summary import middle_of
+    from tcpkmon.formats.analysis.latency.summary import middle_of
 
     spreads = [one for one in (flow.once, flow.again) if one]
     total = sum(int(one["whole"].weights.sum()) for one in spreads)

@@ -8,16 +8,16 @@ table, columns      the table of them
 summary, story, picture, waiting, meanwhile   for people
 """
 
-from formats.analysis.exchanges.columns import EXCHANGES, PARTS, Column
-from formats.analysis.exchanges.cutting import EXCHANGE, NULL, Exchanges, cut
-from formats.analysis.exchanges.meanwhile import asked_meanwhile, did_meanwhile
-from formats.analysis.exchanges.picture import draw_requests
-from formats.analysis.exchanges.story import head, story
-from formats.analysis.exchanges.streams import NEEDED, OPTIONAL, calls_of
-from formats.analysis.exchanges.summary import Summary, summarize
-from formats.analysis.exchanges.summary import slowest as slowest_of
-from formats.analysis.exchanges.table import as_arrow, exchanges
-from formats.analysis.exchanges.waiting import Waited, waited
+from tcpkmon.formats.analysis.exchanges.columns import EXCHANGES, PARTS, Column
+from tcpkmon.formats.analysis.exchanges.cutting import EXCHANGE, NULL, Exchanges, cut
+from tcpkmon.formats.analysis.exchanges.meanwhile import asked_meanwhile, did_meanwhile
+from tcpkmon.formats.analysis.exchanges.picture import draw_requests
+from tcpkmon.formats.analysis.exchanges.story import head, story
+from tcpkmon.formats.analysis.exchanges.streams import NEEDED, OPTIONAL, calls_of
+from tcpkmon.formats.analysis.exchanges.summary import Summary, summarize
+from tcpkmon.formats.analysis.exchanges.summary import slowest as slowest_of
+from tcpkmon.formats.analysis.exchanges.table import as_arrow, exchanges
+from tcpkmon.formats.analysis.exchanges.waiting import Waited, waited
 
 __all__ = [
     "EXCHANGE", "EXCHANGES", "NEEDED", "NULL", "OPTIONAL", "PARTS", "Column", "Exchanges",

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why.grouping import Grouped
+from tcpkmon.formats.analysis.why.grouping import Grouped
 
 Array = NDArray[Any]
 SEGMENTS = (1, 21)

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.exchanges.ranked import first_rows, running_maxima
-from formats.analysis.exchanges.streams import CLIENT, Events, Streams
-from formats.analysis.why import Snapshots
-from formats.analysis.why.grouping import grown
+from tcpkmon.formats.analysis.exchanges.ranked import first_rows, running_maxima
+from tcpkmon.formats.analysis.exchanges.streams import CLIENT, Events, Streams
+from tcpkmon.formats.analysis.why import Snapshots
+from tcpkmon.formats.analysis.why.grouping import grown
 
 Array = NDArray[Any]
 EXCHANGE = np.dtype(

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.doing import DOING, Doing
-from formats.analysis.exchanges.summary import slowest
-from formats.analysis.gather import gather
-from formats.analysis.log import open_log
-from formats.analysis.why import Table
-from formats.analysis.why.waits import said_of
-from formats.analysis.why.words import endpoint, human_time
+from tcpkmon.formats.analysis.doing import DOING, Doing
+from tcpkmon.formats.analysis.exchanges.summary import slowest
+from tcpkmon.formats.analysis.gather import gather
+from tcpkmon.formats.analysis.log import open_log
+from tcpkmon.formats.analysis.why import Table
+from tcpkmon.formats.analysis.why.waits import said_of
+from tcpkmon.formats.analysis.why.words import endpoint, human_time
 
 _LEAST = 0.05
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why import Table
+from tcpkmon.formats.analysis.why import Table
 
 Array = NDArray[Any]
 

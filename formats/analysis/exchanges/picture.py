@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.exchanges.columns import PARTS
-from formats.analysis.exchanges.story import NAMES
-from formats.analysis.why import Table
-from formats.drawing import PALETTE, Axes, new_figure, save_figure, scale_log, styled
+from tcpkmon.formats.analysis.exchanges.columns import PARTS
+from tcpkmon.formats.analysis.exchanges.story import NAMES
+from tcpkmon.formats.analysis.why import Table
+from tcpkmon.formats.drawing import PALETTE, Axes, new_figure, save_figure, scale_log, styled
 
 _INCHES = (7.2, 5.6)
 _COLOURS = dict(zip(("think", "request", "response", "read", "network", "wait"), PALETTE,

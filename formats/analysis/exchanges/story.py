@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from formats.analysis.exchanges.summary import Summary
-from formats.analysis.why.words import endpoint, human_bytes, human_time
+from tcpkmon.formats.analysis.exchanges.summary import Summary
+from tcpkmon.formats.analysis.why.words import endpoint, human_bytes, human_time
 
 _LEAST = 0.05
 _SAID = {

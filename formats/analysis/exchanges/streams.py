@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.exchanges.advances import (
+from tcpkmon.formats.analysis.exchanges.advances import (
     ESTABLISHED,
     RECEIVE,
     SEGMENTS,
@@ -28,9 +28,9 @@ from formats.analysis.exchanges.advances import (
     Advances,
     after,
 )
-from formats.analysis.exchanges.ranked import MOST, running_maxima
-from formats.analysis.why import Snapshots
-from formats.analysis.why.grouping import Grouped, Places, grown
+from tcpkmon.formats.analysis.exchanges.ranked import MOST, running_maxima
+from tcpkmon.formats.analysis.why import Snapshots
+from tcpkmon.formats.analysis.why.grouping import Grouped, Places, grown
 
 Array = NDArray[Any]
 UNKNOWN, CLIENT, SERVER = 0, 1, 2

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.exchanges.columns import PARTS
-from formats.analysis.why import Table
+from tcpkmon.formats.analysis.exchanges.columns import PARTS
+from tcpkmon.formats.analysis.why import Table
 
 Array = NDArray[Any]
 SHARES = (50, 95, 99)

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.exchanges.columns import EXCHANGES
-from formats.analysis.exchanges.cutting import EXCHANGE, NULL, Exchanges, cut
-from formats.analysis.exchanges.overlap import spread
-from formats.analysis.exchanges.streams import NEEDED, OPTIONAL, Streams, calls_of
-from formats.analysis.why import Source, Table
-from formats.analysis.why.assemble import times_of_day
-from formats.base.arrow import import_pyarrow
-from formats.base.errors import UsageError
-from formats.base.reader import Reader
-from formats.base.text import address_of, text_of
+from tcpkmon.formats.analysis.exchanges.columns import EXCHANGES
+from tcpkmon.formats.analysis.exchanges.cutting import EXCHANGE, NULL, Exchanges, cut
+from tcpkmon.formats.analysis.exchanges.overlap import spread
+from tcpkmon.formats.analysis.exchanges.streams import NEEDED, OPTIONAL, Streams, calls_of
+from tcpkmon.formats.analysis.why import Source, Table
+from tcpkmon.formats.analysis.why.assemble import times_of_day
+from tcpkmon.formats.base.arrow import import_pyarrow
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.reader import Reader
+from tcpkmon.formats.base.text import address_of, text_of
 
 Array = NDArray[Any]
 Capture = str | os.PathLike[str] | Reader | Source

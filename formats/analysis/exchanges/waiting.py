@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.exchanges.cutting import NULL
-from formats.analysis.exchanges.streams import CLIENT, NEEDED, OPTIONAL, Streams
-from formats.analysis.exchanges.table import make_cutter
-from formats.analysis.why import Connection, Snapshots, Source, Table
-from formats.analysis.why.grouping import grown
-from formats.analysis.why.peers import is_local
-from formats.analysis.why.words import human_time
+from tcpkmon.formats.analysis.exchanges.cutting import NULL
+from tcpkmon.formats.analysis.exchanges.streams import CLIENT, NEEDED, OPTIONAL, Streams
+from tcpkmon.formats.analysis.exchanges.table import make_cutter
+from tcpkmon.formats.analysis.why import Connection, Snapshots, Source, Table
+from tcpkmon.formats.analysis.why.grouping import grown
+from tcpkmon.formats.analysis.why.peers import is_local
+from tcpkmon.formats.analysis.why.words import human_time
 
 Array = NDArray[Any]
 _SUMS = ("wait_ns", "think_ns", "network_ns", "read_ns", "uncertain_ns", "pipelined")

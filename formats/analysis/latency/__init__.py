@@ -10,12 +10,12 @@ measure     all of that in bounded memory
 summary     statistics; report, text, tables, picture: for people and tools
 """
 
-from formats.analysis.latency.measure import Latency
-from formats.analysis.latency.picture import draw_latency
-from formats.analysis.latency.report import Report, as_json, find_flows, make_report
-from formats.analysis.latency.summary import Summary
-from formats.analysis.latency.tables import Ranges
-from formats.analysis.latency.text import print_latency
+from tcpkmon.formats.analysis.latency.measure import Latency
+from tcpkmon.formats.analysis.latency.picture import draw_latency
+from tcpkmon.formats.analysis.latency.report import Report, as_json, find_flows, make_report
+from tcpkmon.formats.analysis.latency.summary import Summary
+from tcpkmon.formats.analysis.latency.tables import Ranges
+from tcpkmon.formats.analysis.latency.text import print_latency
 
 __all__ = [
     "Latency", "Ranges", "Report", "Summary", "as_json", "draw_latency", "find_flows",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.latency.records import Events
-from formats.analysis.latency.stages import RANGES, Stage
+from tcpkmon.formats.analysis.latency.records import Events
+from tcpkmon.formats.analysis.latency.stages import RANGES, Stage
 
 _HALF, _WHOLE = 1 << 31, 1 << 32
 _AMBIGUOUS = 1 << 30

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.latency.axis import Axis, Flows, lay_out
-from formats.analysis.latency.records import Events
-from formats.analysis.latency.stages import RANGES, RETRANSMISSION, TIMES, Stage
-from formats.analysis.latency.survey import Survey
-from formats.base.errors import DamagedError
-from formats.base.limits import MOST_COPIES
+from tcpkmon.formats.analysis.latency.axis import Axis, Flows, lay_out
+from tcpkmon.formats.analysis.latency.records import Events
+from tcpkmon.formats.analysis.latency.stages import RANGES, RETRANSMISSION, TIMES, Stage
+from tcpkmon.formats.analysis.latency.survey import Survey
+from tcpkmon.formats.base.errors import DamagedError
+from tcpkmon.formats.base.limits import MOST_COPIES
 
 _FEW = 1 << 20
 

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.latency.axis import Flows
-from formats.analysis.latency.joins import Ranges, join
-from formats.analysis.latency.missing import NEVER
-from formats.analysis.latency.parts import Measured, find_links, measure
-from formats.analysis.latency.records import PIECE, Events, Records, join_events
-from formats.analysis.latency.stages import Stage
-from formats.analysis.latency.survey import LONG_CALL_NS, make_survey
-from formats.analysis.latency.thinking import Thinking
-from formats.analysis.log import Log
-from formats.base.limits import MOST_OPEN
+from tcpkmon.formats.analysis.latency.axis import Flows
+from tcpkmon.formats.analysis.latency.joins import Ranges, join
+from tcpkmon.formats.analysis.latency.missing import NEVER
+from tcpkmon.formats.analysis.latency.parts import Measured, find_links, measure
+from tcpkmon.formats.analysis.latency.records import PIECE, Events, Records, join_events
+from tcpkmon.formats.analysis.latency.stages import Stage
+from tcpkmon.formats.analysis.latency.survey import LONG_CALL_NS, make_survey
+from tcpkmon.formats.analysis.latency.thinking import Thinking
+from tcpkmon.formats.analysis.log import Log
+from tcpkmon.formats.base.limits import MOST_OPEN
 
 _HOLD_NS = LONG_CALL_NS + 1_000_000
 """Records may come so much later than their times say."""

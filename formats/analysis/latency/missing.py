@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
-from formats.base.changes import Switches
-from formats.klogger.batch import LogBatch, changes_of
-from formats.klogger.source import Source
-from formats.klogger.table import NUMBERS, LogFormat
+from tcpkmon.formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
+from tcpkmon.formats.base.changes import Switches
+from tcpkmon.formats.klogger.batch import LogBatch, changes_of
+from tcpkmon.formats.klogger.source import Source
+from tcpkmon.formats.klogger.table import NUMBERS, LogFormat
 
 DEPTH = 4
 NEVER = np.iinfo(np.int64).max

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.latency.axis import Flows
-from formats.analysis.latency.joins import Ranges
-from formats.analysis.latency.missing import ALWAYS, NEVER
-from formats.analysis.latency.stages import (
+from tcpkmon.formats.analysis.latency.axis import Flows
+from tcpkmon.formats.analysis.latency.joins import Ranges
+from tcpkmon.formats.analysis.latency.missing import ALWAYS, NEVER
+from tcpkmon.formats.analysis.latency.stages import (
     CHAINS,
     PARTS,
     ROUND_TRIP,
@@ -21,7 +21,7 @@ from formats.analysis.latency.stages import (
     State,
     make_links,
 )
-from formats.analysis.latency.survey import Survey
+from tcpkmon.formats.analysis.latency.survey import Survey
 
 Array = NDArray[np.int64]
 Mask = NDArray[np.bool_]

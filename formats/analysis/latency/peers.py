@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.latency.stages import CONNECTION
-from formats.klogger.batch import LogBatch
+from tcpkmon.formats.analysis.latency.stages import CONNECTION
+from tcpkmon.formats.klogger.batch import LogBatch
 
 END = np.dtype(
     [

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.analysis.latency.report import Flow, Report, Slow
-from formats.analysis.latency.stages import CHAINS, PARTS, ROUND_TRIP, Chain
-from formats.drawing import PALETTE, Axes, check_output, new_figure, save_figure, styled
+from tcpkmon.formats.analysis.latency.report import Flow, Report, Slow
+from tcpkmon.formats.analysis.latency.stages import CHAINS, PARTS, ROUND_TRIP, Chain
+from tcpkmon.formats.drawing import PALETTE, Axes, check_output, new_figure, save_figure, styled
 
 _COLOURS = dict(zip(
     ("buffer", "recovery", "qdisc", "hole", "reader", "network"), PALETTE[:6], strict=True

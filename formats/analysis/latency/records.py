@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.latency.missing import ALWAYS, NEVER
-from formats.analysis.latency.stages import ACK_FLAG, SENT, UDP, Stage
-from formats.analysis.latency.survey import FIELDS, LONG_CALL_NS, Survey, find_fields
-from formats.klogger.batch import LogBatch
-from formats.klogger.source import Source
-from formats.klogger.table import NUMBERS
+from tcpkmon.formats.analysis.latency.missing import ALWAYS, NEVER
+from tcpkmon.formats.analysis.latency.stages import ACK_FLAG, SENT, UDP, Stage
+from tcpkmon.formats.analysis.latency.survey import FIELDS, LONG_CALL_NS, Survey, find_fields
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.source import Source
+from tcpkmon.formats.klogger.table import NUMBERS
 
 PIECE = 1 << 19
 """Records of a piece, about."""

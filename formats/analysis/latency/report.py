@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.latency.measure import Latency
-from formats.analysis.latency.stages import EVENTS, ROUND_TRIP, TIMES, Chain, Stage, State
-from formats.analysis.latency.summary import COLUMNS, QUANTILES, Spread, Summary
-from formats.analysis.latency.survey import Survey
-from formats.analysis.latency.thinking import SHARES, Thought
-from formats.base.ports import match_ports
-from formats.base.text import address_of, text_of
+from tcpkmon.formats.analysis.latency.measure import Latency
+from tcpkmon.formats.analysis.latency.stages import EVENTS, ROUND_TRIP, TIMES, Chain, Stage, State
+from tcpkmon.formats.analysis.latency.summary import COLUMNS, QUANTILES, Spread, Summary
+from tcpkmon.formats.analysis.latency.survey import Survey
+from tcpkmon.formats.analysis.latency.thinking import SHARES, Thought
+from tcpkmon.formats.base.ports import match_ports
+from tcpkmon.formats.base.text import address_of, text_of
 
 SIDES = {Chain.BOTH: "both ends", Chain.SENDER: "sender's end", Chain.RECEIVER: "receiver's end"}
 _LOW = (1 << 32) - 1

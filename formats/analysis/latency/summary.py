@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.latency.parts import Measured
-from formats.analysis.latency.stages import PARTS, TIMES, State
+from tcpkmon.formats.analysis.latency.parts import Measured
+from tcpkmon.formats.analysis.latency.stages import PARTS, TIMES, State
 
 COLUMNS = (*PARTS, "whole")
 QUANTILES = (0.5, 0.95, 0.99, 0.999)

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.latency.missing import Missing, Windows
-from formats.analysis.latency.peers import END, first_of_each, pair_flows, read_ends
-from formats.analysis.latency.stages import CONNECTION, EVENTS, Stage
-from formats.base.errors import DamagedError, UsageError
-from formats.base.limits import MOST_CONNECTIONS
-from formats.base.text import text_of
-from formats.klogger.batch import LogBatch
-from formats.klogger.source import Source
-from formats.klogger.table import NUMBERS, LogFormat
+from tcpkmon.formats.analysis.latency.missing import Missing, Windows
+from tcpkmon.formats.analysis.latency.peers import END, first_of_each, pair_flows, read_ends
+from tcpkmon.formats.analysis.latency.stages import CONNECTION, EVENTS, Stage
+from tcpkmon.formats.base.errors import DamagedError, UsageError
+from tcpkmon.formats.base.limits import MOST_CONNECTIONS
+from tcpkmon.formats.base.text import text_of
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.source import Source
+from tcpkmon.formats.klogger.table import NUMBERS, LogFormat
 
 LONG_CALL_NS = 10_000_000
 """Send calls that last longer are known before their bytes are joined."""

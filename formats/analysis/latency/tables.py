@@ -9,12 +9,12 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.latency.measure import Latency
-from formats.analysis.latency.parts import Measured
-from formats.analysis.latency.stages import PARTS, Chain, State
-from formats.analysis.latency.survey import Survey
-from formats.base.arrow import import_pyarrow
-from formats.base.errors import UsageError
+from tcpkmon.formats.analysis.latency.measure import Latency
+from tcpkmon.formats.analysis.latency.parts import Measured
+from tcpkmon.formats.analysis.latency.stages import PARTS, Chain, State
+from tcpkmon.formats.analysis.latency.survey import Survey
+from tcpkmon.formats.base.arrow import import_pyarrow
+from tcpkmon.formats.base.errors import UsageError
 
 KIND = "latency"
 COLUMNS = {

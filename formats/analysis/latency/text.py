@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from formats.analysis.latency.report import SIDES, Flow, Report, Slow, share
-from formats.analysis.latency.stages import Chain, State
-from formats.analysis.latency.summary import QUANTILES, Spread, middle_of
-from formats.analysis.latency.thinking import SHARES
-from formats.base.escape import for_terminal
+from tcpkmon.formats.analysis.latency.report import SIDES, Flow, Report, Slow, share
+from tcpkmon.formats.analysis.latency.stages import Chain, State
+from tcpkmon.formats.analysis.latency.summary import QUANTILES, Spread, middle_of
+from tcpkmon.formats.analysis.latency.thinking import SHARES
+from tcpkmon.formats.base.escape import for_terminal
 
 _WHY = {
     State.BEGAN: "began before the capture",

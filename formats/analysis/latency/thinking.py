@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.latency.missing import NEVER
-from formats.analysis.latency.records import Events, join_events
-from formats.analysis.latency.stages import Stage
-from formats.analysis.latency.survey import LONG_CALL_NS, Survey
+from tcpkmon.formats.analysis.latency.missing import NEVER
+from tcpkmon.formats.analysis.latency.records import Events, join_events
+from tcpkmon.formats.analysis.latency.stages import Stage
+from tcpkmon.formats.analysis.latency.survey import LONG_CALL_NS, Survey
 
 Array = NDArray[np.int64]
 SHARES = (50, 95, 99)

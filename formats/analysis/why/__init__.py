@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why a connection was as fast as it was: what limited it, when, and with what evidence."""
 
-from formats.analysis.why.assemble import Table
-from formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, Column
-from formats.analysis.why.connections import Connection, connection_of, tally
-from formats.analysis.why.grouping import Grouped
-from formats.analysis.why.intervals import INTERVAL, Cutter, cut
-from formats.analysis.why.limits import FAMILY, LIMITS, classify
-from formats.analysis.why.peers import Peers
-from formats.analysis.why.receiving import RECEIVING
-from formats.analysis.why.snapshots import NEEDED, Snapshots, Source
-from formats.analysis.why.tables import (
+from tcpkmon.formats.analysis.why.assemble import Table
+from tcpkmon.formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, Column
+from tcpkmon.formats.analysis.why.connections import Connection, connection_of, tally
+from tcpkmon.formats.analysis.why.grouping import Grouped
+from tcpkmon.formats.analysis.why.intervals import INTERVAL, Cutter, cut
+from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS, classify
+from tcpkmon.formats.analysis.why.peers import Peers
+from tcpkmon.formats.analysis.why.receiving import RECEIVING
+from tcpkmon.formats.analysis.why.snapshots import NEEDED, Snapshots, Source
+from tcpkmon.formats.analysis.why.tables import (
     as_arrow,
     as_frame,
     choose,
@@ -19,10 +19,10 @@ from formats.analysis.why.tables import (
     renamed,
     tables,
 )
-from formats.analysis.why.together import together
-from formats.analysis.why.verdict import cross_check, head, verdict
-from formats.analysis.why.waits import Wait, has_waits, waits
-from formats.analysis.why.writing import row_of, rows_of, write
+from tcpkmon.formats.analysis.why.together import together
+from tcpkmon.formats.analysis.why.verdict import cross_check, head, verdict
+from tcpkmon.formats.analysis.why.waits import Wait, has_waits, waits
+from tcpkmon.formats.analysis.why.writing import row_of, rows_of, write
 
 __all__ = [
     "CONNECTIONS",

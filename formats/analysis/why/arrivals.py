@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why.grouping import Grouped
-from formats.analysis.why.intervals import advance
-from formats.analysis.why.limits import ARRIVED
+from tcpkmon.formats.analysis.why.grouping import Grouped
+from tcpkmon.formats.analysis.why.intervals import advance
+from tcpkmon.formats.analysis.why.limits import ARRIVED
 
 Array = NDArray[Any]
 Of = Callable[..., Array]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why.arrivals import QUIET_NS
-from formats.analysis.why.columns import CONNECTIONS, INTERVALS, Column
-from formats.analysis.why.folding import (
+from tcpkmon.formats.analysis.why.arrivals import QUIET_NS
+from tcpkmon.formats.analysis.why.columns import CONNECTIONS, INTERVALS, Column
+from tcpkmon.formats.analysis.why.folding import (
     ACTIVE,
     FIN_LOCAL,
     FIN_REMOTE,
@@ -20,9 +20,9 @@ from formats.analysis.why.folding import (
     PASSIVE,
     Fold,
 )
-from formats.analysis.why.limits import FAMILY, LIMITS
-from formats.analysis.why.receiving import RECEIVING
-from formats.base.text import address_of, text_of
+from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS
+from tcpkmon.formats.analysis.why.receiving import RECEIVING
+from tcpkmon.formats.base.text import address_of, text_of
 
 Array = NDArray[Any]
 Table = dict[str, Array]

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why.grouping import Grouped, grown
-from formats.analysis.why.limits import has_room, is_full
+from tcpkmon.formats.analysis.why.grouping import Grouped, grown
+from tcpkmon.formats.analysis.why.limits import has_room, is_full
 
 
 class Full:

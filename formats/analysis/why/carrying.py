@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why.grouping import Grouped, grown
+from tcpkmon.formats.analysis.why.grouping import Grouped, grown
 
 Array = NDArray[Any]
 

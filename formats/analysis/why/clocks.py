@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why.grouping import Grouped
-from formats.analysis.why.limits import LOSS_TIMERS, NUMBER, RECOVERY, is_paced, unsent
-from formats.analysis.why.parting import Cuts
+from tcpkmon.formats.analysis.why.grouping import Grouped
+from tcpkmon.formats.analysis.why.limits import LOSS_TIMERS, NUMBER, RECOVERY, is_paced, unsent
+from tcpkmon.formats.analysis.why.parting import Cuts
 
 Array = NDArray[Any]
 FIRST_TX, NEXT_TX, _BUSY = CLOCKS = ("first_tx_us", "next_tx_us", "busy_us")

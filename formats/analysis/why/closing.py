@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why.clocks import FALSE_PROBE, FIRST_TX, NEXT_TX, age_ns
-from formats.analysis.why.grouping import Grouped, grown
-from formats.analysis.why.limits import (
+from tcpkmon.formats.analysis.why.clocks import FALSE_PROBE, FIRST_TX, NEXT_TX, age_ns
+from tcpkmon.formats.analysis.why.grouping import Grouped, grown
+from tcpkmon.formats.analysis.why.limits import (
     ARRIVED,
     CLOSE_WAIT,
     ESTABLISHED,
@@ -36,7 +36,7 @@ from formats.analysis.why.limits import (
     tighter_window,
     unsent,
 )
-from formats.analysis.why.parting import Cuts
+from tcpkmon.formats.analysis.why.parting import Cuts
 
 Array = NDArray[Any]
 _SENDING = (4, CLOSE_WAIT, 9, 11)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from formats.analysis.why.limits import LIMITS
-from formats.analysis.why.receiving import NEEDS, RECEIVING, RTT
+from tcpkmon.formats.analysis.why.limits import LIMITS
+from tcpkmon.formats.analysis.why.receiving import NEEDS, RECEIVING, RTT
 
 
 @dataclass(frozen=True)

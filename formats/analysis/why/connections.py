@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why.folding import fold
-from formats.analysis.why.limits import FAMILY, LIMITS
-from formats.analysis.why.receiving import RECEIVING
-from formats.analysis.why.snapshots import Snapshots
+from tcpkmon.formats.analysis.why.folding import fold
+from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS
+from tcpkmon.formats.analysis.why.receiving import RECEIVING
+from tcpkmon.formats.analysis.why.snapshots import Snapshots
 
 Array = NDArray[Any]
 
@@ -186,7 +186,7 @@ def tally(
     pieces: Iterable[Snapshots], each: Callable[[Array], None] | None = None
 ) -> list[Connection]:
     """The connections of a capture, in one pass. each: called with the intervals of each piece."""
-    from formats.analysis.why.assemble import connections_table
+    from tcpkmon.formats.analysis.why.assemble import connections_table
 
     table = connections_table(fold(pieces, each))
     return [connection_of(table, at) for at in range(len(table["conn_id"]))]

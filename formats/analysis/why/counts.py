@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why.grouping import grown
+from tcpkmon.formats.analysis.why.grouping import grown
 
 Array = NDArray[Any]
 _PARTS = 8

@@ -9,8 +9,8 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 
-from formats.analysis.why.connections import Connection
-from formats.analysis.why.words import endpoint, human_bytes
+from tcpkmon.formats.analysis.why.connections import Connection
+from tcpkmon.formats.analysis.why.words import endpoint, human_bytes
 
 REFUSED, RESET = "refused by the peer", "reset by the peer"
 _OWN, _TIMED_OUT = "reset by this host", "ended by a timeout"

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why import arrivals
-from formats.analysis.why.counts import Counts, Rates
-from formats.analysis.why.grouping import Grouped, Places, grown
-from formats.analysis.why.intervals import Cutter, Steps, advance
-from formats.analysis.why.limits import ARRIVED, LIMITS, NUMBER
-from formats.analysis.why.losses import LossRates
-from formats.analysis.why.receiving import RECEIVING
-from formats.analysis.why.settling import Settling
+from tcpkmon.formats.analysis.why import arrivals
+from tcpkmon.formats.analysis.why.counts import Counts, Rates
+from tcpkmon.formats.analysis.why.grouping import Grouped, Places, grown
+from tcpkmon.formats.analysis.why.intervals import Cutter, Steps, advance
+from tcpkmon.formats.analysis.why.limits import ARRIVED, LIMITS, NUMBER
+from tcpkmon.formats.analysis.why.losses import LossRates
+from tcpkmon.formats.analysis.why.receiving import RECEIVING
+from tcpkmon.formats.analysis.why.settling import Settling
 
 Array = NDArray[Any]
 NONE_32 = (1 << 32) - 1

@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why.snapshots import Array, Snapshots
-from formats.base.errors import UsageError
-from formats.base.limits import MOST_CONNECTIONS
+from tcpkmon.formats.analysis.why.snapshots import Array, Snapshots
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.limits import MOST_CONNECTIONS
 
 
 class Places:

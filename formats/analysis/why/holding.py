@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why.clocks import FIRST_TX, NEXT_TX, age_ns
-from formats.analysis.why.grouping import Grouped, grown
-from formats.analysis.why.limits import ARRIVED, NUMBER, unsent
-from formats.analysis.why.parting import Cuts
-from formats.analysis.why.quiet import BY_ACK
+from tcpkmon.formats.analysis.why.clocks import FIRST_TX, NEXT_TX, age_ns
+from tcpkmon.formats.analysis.why.grouping import Grouped, grown
+from tcpkmon.formats.analysis.why.limits import ARRIVED, NUMBER, unsent
+from tcpkmon.formats.analysis.why.parting import Cuts
+from tcpkmon.formats.analysis.why.quiet import BY_ACK
 
 Array = NDArray[Any]
 _LOSS_PROBE = 15

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why import clocks, closing
-from formats.analysis.why.buffer import Full
-from formats.analysis.why.carrying import Carried
-from formats.analysis.why.grouping import Grouped, Places, grown
-from formats.analysis.why.holding import Probing, held_back
-from formats.analysis.why.limits import (
+from tcpkmon.formats.analysis.why import clocks, closing
+from tcpkmon.formats.analysis.why.buffer import Full
+from tcpkmon.formats.analysis.why.carrying import Carried
+from tcpkmon.formats.analysis.why.grouping import Grouped, Places, grown
+from tcpkmon.formats.analysis.why.holding import Probing, held_back
+from tcpkmon.formats.analysis.why.limits import (
     ESTABLISHED,
     NUMBER,
     SYN_SENT,
@@ -33,10 +33,10 @@ from formats.analysis.why.limits import (
     runs_bbr,
     unsent,
 )
-from formats.analysis.why.parting import Cuts, part
-from formats.analysis.why.quiet import Quiet
-from formats.analysis.why.receiving import NEEDS, Receiving, ahead_of
-from formats.analysis.why.snapshots import Snapshots
+from tcpkmon.formats.analysis.why.parting import Cuts, part
+from tcpkmon.formats.analysis.why.quiet import Quiet
+from tcpkmon.formats.analysis.why.receiving import NEEDS, Receiving, ahead_of
+from tcpkmon.formats.analysis.why.snapshots import Snapshots
 
 Array = NDArray[Any]
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why.counts import Counts
-from formats.analysis.why.grouping import Grouped, grown
-from formats.analysis.why.limits import RECOVERY
+from tcpkmon.formats.analysis.why.counts import Counts
+from tcpkmon.formats.analysis.why.grouping import Grouped, grown
+from tcpkmon.formats.analysis.why.limits import RECOVERY
 
 Array = NDArray[Any]
 _CONG_STATE = 5

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from formats.analysis.why.connections import Connection
-from formats.analysis.why.words import human_rate, human_time
+from tcpkmon.formats.analysis.why.connections import Connection
+from tcpkmon.formats.analysis.why.words import human_rate, human_time
 
 _TIMEOUTS = 3
 """Of the same segment: by chance, one of 1,000,000 on a path that loses 1 %."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from formats.analysis.why.connections import Connection
-from formats.analysis.why.words import endpoint, human_time
+from tcpkmon.formats.analysis.why.connections import Connection
+from tcpkmon.formats.analysis.why.words import endpoint, human_time
 
 _ENDS = ("laddr", "lport", "raddr", "rport")
 _MOSTLY = 0.5

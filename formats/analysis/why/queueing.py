@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from formats.analysis.why.connections import Connection
-from formats.analysis.why.peers import is_local
-from formats.analysis.why.words import human_time
+from tcpkmon.formats.analysis.why.connections import Connection
+from tcpkmon.formats.analysis.why.peers import is_local
+from tcpkmon.formats.analysis.why.words import human_time
 
 _BLOAT_RTT_US = 1000
 _LOW_SHARE = 0.1

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why.grouping import Grouped, grown
-from formats.analysis.why.limits import DELAYED, LOSS_TIMERS, NUMBER, in_flight
+from tcpkmon.formats.analysis.why.grouping import Grouped, grown
+from tcpkmon.formats.analysis.why.limits import DELAYED, LOSS_TIMERS, NUMBER, in_flight
 
 Array = NDArray[Any]
 _OVERDUE = (2, 16)

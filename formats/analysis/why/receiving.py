@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why.carrying import Carried
-from formats.analysis.why.grouping import Grouped, grown
-from formats.analysis.why.snapshots import OF_RECEIVERS
+from tcpkmon.formats.analysis.why.carrying import Carried
+from tcpkmon.formats.analysis.why.grouping import Grouped, grown
+from tcpkmon.formats.analysis.why.snapshots import OF_RECEIVERS
 
 Array = NDArray[Any]
 RECEIVING = ("rx_app", "rx_autotune", "rx_reorder")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why.grouping import Grouped, grown
+from tcpkmon.formats.analysis.why.grouping import Grouped, grown
 
 _EXISTING = 226
 _LOST_US = 900_000

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.control import is_control
-from formats.base.errors import UsageError
-from formats.base.reader import Reader
-from formats.klogger import merge_logs
-from formats.klogger.batch import LogBatch
-from formats.klogger.logs import Logs
-from formats.psc.header import KIND_HOST
-from formats.psc.reader import Capture
-from formats.registry import open_files
+from tcpkmon.formats.base.control import is_control
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.reader import Reader
+from tcpkmon.formats.klogger import merge_logs
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.logs import Logs
+from tcpkmon.formats.psc.header import KIND_HOST
+from tcpkmon.formats.psc.reader import Capture
+from tcpkmon.formats.registry import open_files
 
 Array = NDArray[Any]
 SNAPSHOT = "SNAPSHOT"

@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from formats.analysis.why.assemble import Table, connections_table, intervals_table
-from formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, Column
-from formats.analysis.why.folding import fold
-from formats.analysis.why.intervals import INTERVAL, cut
-from formats.analysis.why.snapshots import Array, Source
-from formats.base.arrow import import_pyarrow
-from formats.base.errors import UsageError
-from formats.base.installing import how_to_install
-from formats.base.reader import Reader
-from formats.schema import suggest
+from tcpkmon.formats.analysis.why.assemble import Table, connections_table, intervals_table
+from tcpkmon.formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, Column
+from tcpkmon.formats.analysis.why.folding import fold
+from tcpkmon.formats.analysis.why.intervals import INTERVAL, cut
+from tcpkmon.formats.analysis.why.snapshots import Array, Source
+from tcpkmon.formats.base.arrow import import_pyarrow
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.installing import how_to_install
+from tcpkmon.formats.base.reader import Reader
+from tcpkmon.formats.schema import suggest
 
 Capture = str | os.PathLike[str] | Reader | Source
-"""A path, or what formats.open() returned."""
+"""A path, or what tcpkmon.open() returned."""
 
 
 def connections(capture: Capture) -> Table:

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from formats.analysis.why.ending import count_ends
-from formats.analysis.why.limits import LIMITS
-from formats.analysis.why.naming import count_gone
-from formats.analysis.why.verdict import LEAST_SHARE, PART_OF
-from formats.analysis.why.words import human_bytes
+from tcpkmon.formats.analysis.why.ending import count_ends
+from tcpkmon.formats.analysis.why.limits import LIMITS
+from tcpkmon.formats.analysis.why.naming import count_gone
+from tcpkmon.formats.analysis.why.verdict import LEAST_SHARE, PART_OF
+from tcpkmon.formats.analysis.why.words import human_bytes
 
 _MANY = 10
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from formats.analysis.why.connections import Connection
-from formats.analysis.why.ending import ending, outside
-from formats.analysis.why.limits import FAMILY
-from formats.analysis.why.naming import named
-from formats.analysis.why.peers import quiet_words, sender_words
-from formats.analysis.why.queueing import bloat, late, queue_stands, reads_slowly
-from formats.analysis.why.receiving import MOST_UNSCALED
-from formats.analysis.why.words import endpoint, human_bytes, human_rate, human_time
+from tcpkmon.formats.analysis.why.connections import Connection
+from tcpkmon.formats.analysis.why.ending import ending, outside
+from tcpkmon.formats.analysis.why.limits import FAMILY
+from tcpkmon.formats.analysis.why.naming import named
+from tcpkmon.formats.analysis.why.peers import quiet_words, sender_words
+from tcpkmon.formats.analysis.why.queueing import bloat, late, queue_stands, reads_slowly
+from tcpkmon.formats.analysis.why.receiving import MOST_UNSCALED
+from tcpkmon.formats.analysis.why.words import endpoint, human_bytes, human_rate, human_time
 
 LEAST_SHARE = 0.05
 _MINOR = 0.2

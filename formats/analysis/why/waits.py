@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from formats.analysis.doing import CPU_WAIT, DOING, RUNNING, Doing
-from formats.analysis.gather import EventTable, gather
-from formats.analysis.log import open_log
-from formats.analysis.stalls import find_stalls
-from formats.analysis.why.assemble import Table
-from formats.analysis.why.snapshots import Source
-from formats.klogger.logs import Logs
+from tcpkmon.formats.analysis.doing import CPU_WAIT, DOING, RUNNING, Doing
+from tcpkmon.formats.analysis.gather import EventTable, gather
+from tcpkmon.formats.analysis.log import open_log
+from tcpkmon.formats.analysis.stalls import find_stalls
+from tcpkmon.formats.analysis.why.assemble import Table
+from tcpkmon.formats.analysis.why.snapshots import Source
+from tcpkmon.formats.klogger.logs import Logs
 
 _LEAST_SHARE = 0.05
 _SEND_CALL, _RECEIVE_CALL = 9, 10

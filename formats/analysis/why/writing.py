@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from formats.analysis.why.assemble import Table
-from formats.analysis.why.tables import as_arrow, renamed
-from formats.base.arrow import import_pyarrow
-from formats.base.errors import UsageError
-from formats.base.escape import for_terminal
-from formats.base.files import create_file
-from formats.base.text import quote_csv
+from tcpkmon.formats.analysis.why.assemble import Table
+from tcpkmon.formats.analysis.why.tables import as_arrow, renamed
+from tcpkmon.formats.base.arrow import import_pyarrow
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.files import create_file
+from tcpkmon.formats.base.text import quote_csv
 
 BINARY = ("parquet", "arrow")
 FORMS = ("table", "csv", "json", *BINARY)

@@ -13,9 +13,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from formats.klogger.batch import LogBatch
-from formats.klogger.table import NUMBERS
-from formats.verify.ledger import (
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.table import NUMBERS
+from tcpkmon.formats.verify.ledger import (
     COLLECTED,
     COUNTERS,
     CPU_COUNTERS,
@@ -28,7 +28,7 @@ from formats.verify.ledger import (
     NamedPrograms,
     sorted_table,
 )
-from formats.verify.report import I64, LISTED_AT_ONCE, Problems
+from tcpkmon.formats.verify.report import I64, LISTED_AT_ONCE, Problems
 
 LEDGER, CPU_LEDGER, PROGRAM_LEDGER = LEDGERS = ("LEDGER", "CPU_LEDGER", "PROGRAM_LEDGER")
 _TOO_MANY = np.uint64(1 << 63)

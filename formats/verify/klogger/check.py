@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from formats.base.causes import KILLED
-from formats.base.control import EXISTING, Trigger
-from formats.base.errors import DamagedError
-from formats.base.reconciled import Reconciled
-from formats.klogger.batch import LogBatch, changes_of
-from formats.klogger.reader import LogReader
-from formats.klogger.table import RECORD_HEAD_BYTES
-from formats.klogger.walk import list_bytes
-from formats.verify.clock import runs_back
-from formats.verify.klogger.books import (
+from tcpkmon.formats.base.causes import KILLED
+from tcpkmon.formats.base.control import EXISTING, Trigger
+from tcpkmon.formats.base.errors import DamagedError
+from tcpkmon.formats.base.reconciled import Reconciled
+from tcpkmon.formats.klogger.batch import LogBatch, changes_of
+from tcpkmon.formats.klogger.reader import LogReader
+from tcpkmon.formats.klogger.table import RECORD_HEAD_BYTES
+from tcpkmon.formats.klogger.walk import list_bytes
+from tcpkmon.formats.verify.clock import runs_back
+from tcpkmon.formats.verify.klogger.books import (
     LEDGERS,
     Dump,
     Gathered,
@@ -25,8 +25,8 @@ from formats.verify.klogger.books import (
     Serials,
     integers,
 )
-from formats.verify.klogger.clock import CLOCK, ClockEvents
-from formats.verify.klogger.events import (
+from tcpkmon.formats.verify.klogger.clock import CLOCK, ClockEvents
+from tcpkmon.formats.verify.klogger.events import (
     BEGIN,
     DUMP_FINISH,
     WORDS,
@@ -34,12 +34,12 @@ from formats.verify.klogger.events import (
     check_table,
     find_unreadable,
 )
-from formats.verify.klogger.pauses import Pauses
-from formats.verify.ledger import LATE_STAGE, NamedPrograms
-from formats.verify.report import I64, LISTED_AT_ONCE, Mask, Problems, Report
-from formats.verify.run import prove
-from formats.verify.segment import Part
-from formats.verify.tape import Decoder, End, Found, Item, Opening, Records, Told
+from tcpkmon.formats.verify.klogger.pauses import Pauses
+from tcpkmon.formats.verify.ledger import LATE_STAGE, NamedPrograms
+from tcpkmon.formats.verify.report import I64, LISTED_AT_ONCE, Mask, Problems, Report
+from tcpkmon.formats.verify.run import prove
+from tcpkmon.formats.verify.segment import Part
+from tcpkmon.formats.verify.tape import Decoder, End, Found, Item, Opening, Records, Told
 
 _TRIGGER = ("number", "mono_ns", "conn_id", "told_ns", "count", "pid")
 _RECONCILED = ("when", "what", "connection", "record", "kernel", "ports")

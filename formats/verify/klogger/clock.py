@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from formats.klogger.batch import LogBatch
-from formats.verify.clock import ClockPairs
-from formats.verify.klogger.books import integers
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.verify.clock import ClockPairs
+from tcpkmon.formats.verify.klogger.books import integers
 
 CLOCK = "CLOCK"
 _MOST = 50

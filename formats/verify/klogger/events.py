@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from formats.base.errors import DamagedError
-from formats.klogger.batch import LogBatch
-from formats.klogger.overlap import BASE, base_numbers
-from formats.klogger.table import NUMBERS, SNAPSHOT, LogFormat
-from formats.verify.klogger.books import integers
-from formats.verify.report import I64, Mask
+from tcpkmon.formats.base.errors import DamagedError
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.overlap import BASE, base_numbers
+from tcpkmon.formats.klogger.table import NUMBERS, SNAPSHOT, LogFormat
+from tcpkmon.formats.verify.klogger.books import integers
+from tcpkmon.formats.verify.report import I64, Mask
 
 BEGIN, DUMP_FINISH = "DUMP_BEGIN", "DUMP_FINISH"
 TEXTS = frozenset({"kernel", "comm", "cmdline", "name", "saddr", "daddr", "program"})

@@ -9,16 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from formats.base.errors import DamagedError, FileError
-from formats.base.limits import MOST_PROBLEMS
-from formats.base.reconciled import WORDS as RECONCILED_WORDS
-from formats.klogger.logs import LOG_NAME, PREFIX, find_logs
-from formats.klogger.reader import LogReader
-from formats.verify.klogger.check import verify_log
-from formats.verify.klogger.events import WORDS
-from formats.verify.report import Problem, Report
-from formats.verify.segment import UNKNOWN, Part
-from formats.verify.window import evicted_words
+from tcpkmon.formats.base.errors import DamagedError, FileError
+from tcpkmon.formats.base.limits import MOST_PROBLEMS
+from tcpkmon.formats.base.reconciled import WORDS as RECONCILED_WORDS
+from tcpkmon.formats.klogger.logs import LOG_NAME, PREFIX, find_logs
+from tcpkmon.formats.klogger.reader import LogReader
+from tcpkmon.formats.verify.klogger.check import verify_log
+from tcpkmon.formats.verify.klogger.events import WORDS
+from tcpkmon.formats.verify.report import Problem, Report
+from tcpkmon.formats.verify.segment import UNKNOWN, Part
+from tcpkmon.formats.verify.window import evicted_words
 
 _SAME = ("schema", "host", "kernel", "settings", "events")
 

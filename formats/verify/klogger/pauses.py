@@ -8,9 +8,9 @@ from collections.abc import Set
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.klogger.batch import LogBatch
-from formats.klogger.table import LogFormat
-from formats.verify.klogger.books import integers
+from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.table import LogFormat
+from tcpkmon.formats.verify.klogger.books import integers
 
 START, FINISH = "KLOGGER_START", "KLOGGER_FINISH"
 DISABLED = 5

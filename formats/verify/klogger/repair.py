@@ -8,13 +8,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.base.errors import FileError
-from formats.klogger.logs import find_logs
-from formats.klogger.reader import LogReader
-from formats.verify.klogger.check import verify_log
-from formats.verify.klogger.folder import verify_folder
-from formats.verify.mending import NEW_NAME, new_file
-from formats.verify.report import Report
+from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.klogger.logs import find_logs
+from tcpkmon.formats.klogger.reader import LogReader
+from tcpkmon.formats.verify.klogger.check import verify_log
+from tcpkmon.formats.verify.klogger.folder import verify_folder
+from tcpkmon.formats.verify.mending import NEW_NAME, new_file
+from tcpkmon.formats.verify.report import Report
 
 FOLDER_MODE = 0o750
 _COPY_BYTES = 1 << 20

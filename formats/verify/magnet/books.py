@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from formats.base.errors import DamagedError
-from formats.base.limits import MOST_CPUS
-from formats.klogger.table import NUMBERS
-from formats.magnet.control import (
+from tcpkmon.formats.base.errors import DamagedError
+from tcpkmon.formats.base.limits import MOST_CPUS
+from tcpkmon.formats.klogger.table import NUMBERS
+from tcpkmon.formats.magnet.control import (
     CPU_COUNTERS,
     LEDGER,
     POINT_COUNTERS,
@@ -21,7 +21,7 @@ from formats.magnet.control import (
     points_of,
     table,
 )
-from formats.verify.ledger import (
+from tcpkmon.formats.verify.ledger import (
     COUNTERS,
     IN_FLIGHT,
     PROGRAM_COUNTERS,
@@ -31,7 +31,7 @@ from formats.verify.ledger import (
     Table,
     sorted_table,
 )
-from formats.verify.report import I64, U64
+from tcpkmon.formats.verify.report import I64, U64
 
 _MOST = 1 << 63
 

@@ -13,20 +13,20 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from formats.base.control import Change, EndReason, LossCause, Trigger
-from formats.base.errors import DamagedError
-from formats.klogger.table import NUMBERS
-from formats.magnet.control import CHANGE, CHECK, END, LEDGER, TRIGGER, number
-from formats.magnet.header import OWN, MagnetFile
-from formats.magnet.layout import CLOCK, FIRST_EVENT, LOST
-from formats.magnet.walk import Entry, Piece, Walk
-from formats.verify.clock import STEP_NS
-from formats.verify.ledger import IN_FLIGHT, NamedPrograms
-from formats.verify.magnet.books import MagnetLedger
-from formats.verify.report import Problems, Report
-from formats.verify.run import prove
-from formats.verify.segment import Part
-from formats.verify.tape import Decoder, End, Found, Item, Records, Told, reason_of
+from tcpkmon.formats.base.control import Change, EndReason, LossCause, Trigger
+from tcpkmon.formats.base.errors import DamagedError
+from tcpkmon.formats.klogger.table import NUMBERS
+from tcpkmon.formats.magnet.control import CHANGE, CHECK, END, LEDGER, TRIGGER, number
+from tcpkmon.formats.magnet.header import OWN, MagnetFile
+from tcpkmon.formats.magnet.layout import CLOCK, FIRST_EVENT, LOST
+from tcpkmon.formats.magnet.walk import Entry, Piece, Walk
+from tcpkmon.formats.verify.clock import STEP_NS
+from tcpkmon.formats.verify.ledger import IN_FLIGHT, NamedPrograms
+from tcpkmon.formats.verify.magnet.books import MagnetLedger
+from tcpkmon.formats.verify.report import Problems, Report
+from tcpkmon.formats.verify.run import prove
+from tcpkmon.formats.verify.segment import Part
+from tcpkmon.formats.verify.tape import Decoder, End, Found, Item, Records, Told, reason_of
 
 WORDS = {
     "entries": "records",

@@ -12,17 +12,17 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.control import EndReason, LossCause
-from formats.base.limits import MOST_MISSING
-from formats.klogger.table import NUMBERS
-from formats.magnet.control import CHUNK, END, LEDGER, Block, encode
-from formats.magnet.header import MagnetFile
-from formats.magnet.layout import LOST, MOST_LOST
-from formats.magnet.walk import Entry, Piece, Walk
-from formats.verify.magnet.check import verify_magnet
-from formats.verify.mending import mend, new_file
-from formats.verify.report import Report
-from formats.verify.segment import find_part
+from tcpkmon.formats.base.control import EndReason, LossCause
+from tcpkmon.formats.base.limits import MOST_MISSING
+from tcpkmon.formats.klogger.table import NUMBERS
+from tcpkmon.formats.magnet.control import CHUNK, END, LEDGER, Block, encode
+from tcpkmon.formats.magnet.header import MagnetFile
+from tcpkmon.formats.magnet.layout import LOST, MOST_LOST
+from tcpkmon.formats.magnet.walk import Entry, Piece, Walk
+from tcpkmon.formats.verify.magnet.check import verify_magnet
+from tcpkmon.formats.verify.mending import mend, new_file
+from tcpkmon.formats.verify.report import Report
+from tcpkmon.formats.verify.segment import find_part
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,18 @@ from functools import partial
 
 import numpy as np
 
-from formats.base import control
-from formats.base.causes import KILLED
-from formats.base.errors import DamagedError, UnprovenError
-from formats.base.limits import MOST_CPUS
-from formats.base.reconciled import Reconciled, from_words
-from formats.psc.header import HEADER_DAMAGED
-from formats.psc.reader import Capture, open_capture
-from formats.psc.states import described, find_states
-from formats.verify.ledger import POINTS
-from formats.verify.psc.clock import ClockCheck
-from formats.verify.psc.cuts import tell_cuts
-from formats.verify.psc.entries import (
+from tcpkmon.formats.base import control
+from tcpkmon.formats.base.causes import KILLED
+from tcpkmon.formats.base.errors import DamagedError, UnprovenError
+from tcpkmon.formats.base.limits import MOST_CPUS
+from tcpkmon.formats.base.reconciled import Reconciled, from_words
+from tcpkmon.formats.psc.header import HEADER_DAMAGED
+from tcpkmon.formats.psc.reader import Capture, open_capture
+from tcpkmon.formats.psc.states import described, find_states
+from tcpkmon.formats.verify.ledger import POINTS
+from tcpkmon.formats.verify.psc.clock import ClockCheck
+from tcpkmon.formats.verify.psc.cuts import tell_cuts
+from tcpkmon.formats.verify.psc.entries import (
     NO_ROWS,
     ControlRows,
     Segment,
@@ -28,11 +28,11 @@ from formats.verify.psc.entries import (
     is_number,
     is_ours,
 )
-from formats.verify.psc.landmarks import Landmarks
-from formats.verify.psc.losses import LossSums, check_losses, check_serials
-from formats.verify.psc.sequence import SequenceCheck, SequenceReader, is_unsure
-from formats.verify.psc.serials import SerialCheck
-from formats.verify.report import (
+from tcpkmon.formats.verify.psc.landmarks import Landmarks
+from tcpkmon.formats.verify.psc.losses import LossSums, check_losses, check_serials
+from tcpkmon.formats.verify.psc.sequence import SequenceCheck, SequenceReader, is_unsure
+from tcpkmon.formats.verify.psc.serials import SerialCheck
+from tcpkmon.formats.verify.report import (
     I64,
     LISTED_AT_ONCE,
     LOSSES,
@@ -40,9 +40,9 @@ from formats.verify.report import (
     Problems,
     Report,
 )
-from formats.verify.run import Run
-from formats.verify.segment import Part
-from formats.verify.tape import Decoder, End, Found, Item, Told, reason_of
+from tcpkmon.formats.verify.run import Run
+from tcpkmon.formats.verify.segment import Part
+from tcpkmon.formats.verify.tape import Decoder, End, Found, Item, Told, reason_of
 
 SEGMENT_ROWS = 1 << 16
 

@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from formats.base import control
-from formats.base.limits import MOST_GROUP
-from formats.verify.ledger import (
+from tcpkmon.formats.base import control
+from tcpkmon.formats.base.limits import MOST_GROUP
+from tcpkmon.formats.verify.ledger import (
     COLLECTED,
     COUNTERS,
     CPU_COUNTERS,
@@ -21,8 +21,8 @@ from formats.verify.ledger import (
     Ledger,
     Table,
 )
-from formats.verify.psc.entries import ControlRows
-from formats.verify.report import LISTED_AT_ONCE, U64, Problems
+from tcpkmon.formats.verify.psc.entries import ControlRows
+from tcpkmon.formats.verify.report import LISTED_AT_ONCE, U64, Problems
 
 _LEDGER, _LOSSES, _CPU, _PROGRAM, _COLLECTOR = GROUP_KINDS = tuple(
     kind.location

@@ -10,16 +10,16 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.base import control
-from formats.base.byteorder import Endian
-from formats.base.limits import MOST_CPUS, MOST_MISSING
-from formats.verify.psc.entries import Segment, is_number
-from formats.verify.psc.sequence import SequenceReader
-from formats.verify.report import I64, U64, Mask, Problems
-from formats.verify.segment import Previous, find_part
+from tcpkmon.formats.base import control
+from tcpkmon.formats.base.byteorder import Endian
+from tcpkmon.formats.base.limits import MOST_CPUS, MOST_MISSING
+from tcpkmon.formats.verify.psc.entries import Segment, is_number
+from tcpkmon.formats.verify.psc.sequence import SequenceReader
+from tcpkmon.formats.verify.report import I64, U64, Mask, Problems
+from tcpkmon.formats.verify.segment import Previous, find_part
 
 if TYPE_CHECKING:
-    from formats.psc.reader import Capture
+    from tcpkmon.formats.psc.reader import Capture
 
 SEGMENT_ROWS = 1 << 16
 HELD_ROWS = 64

@@ -7,11 +7,11 @@ from itertools import islice
 
 import numpy as np
 
-from formats.base import control
-from formats.base.limits import MOST_FAR, MOST_JUMPS
-from formats.verify.clock import NESTING_TOLERANCE_NS, ClockPairs, runs_back
-from formats.verify.psc.entries import ControlRows
-from formats.verify.report import I64, Problems
+from tcpkmon.formats.base import control
+from tcpkmon.formats.base.limits import MOST_FAR, MOST_JUMPS
+from tcpkmon.formats.verify.clock import NESTING_TOLERANCE_NS, ClockPairs, runs_back
+from tcpkmon.formats.verify.psc.entries import ControlRows
+from tcpkmon.formats.verify.report import I64, Problems
 
 TIME_TOLERANCE_NS = 10_000_000
 """Between `time` less `time_ns` and the clock pairs: the clock's slewing between two pairs, the

@@ -20,17 +20,17 @@ from typing import IO, Any
 
 import numpy as np
 
-from formats.base import control
-from formats.base.byteorder import Endian
-from formats.base.errors import DamagedError, TcpkmonError, UsageError
-from formats.base.files import create_file
-from formats.psc.header import KIND_SETTINGS, encode_header, text_data
-from formats.psc.reader import Capture
-from formats.psc.states import described, find_states
-from formats.verify.psc.check import verify_file
-from formats.verify.psc.cuts import cuts_in
-from formats.verify.psc.entries import is_number
-from formats.verify.report import Mask, Report
+from tcpkmon.formats.base import control
+from tcpkmon.formats.base.byteorder import Endian
+from tcpkmon.formats.base.errors import DamagedError, TcpkmonError, UsageError
+from tcpkmon.formats.base.files import create_file
+from tcpkmon.formats.psc.header import KIND_SETTINGS, encode_header, text_data
+from tcpkmon.formats.psc.reader import Capture
+from tcpkmon.formats.psc.states import described, find_states
+from tcpkmon.formats.verify.psc.check import verify_file
+from tcpkmon.formats.verify.psc.cuts import cuts_in
+from tcpkmon.formats.verify.psc.entries import is_number
+from tcpkmon.formats.verify.report import Mask, Report
 
 _BLOCK_ROWS = 1 << 16
 _MODE = 0o640

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from formats.verify.report import Problems, Report
+from tcpkmon.formats.verify.report import Problems, Report
 
 _WORDS = ("since", "until", "connections", "where")
 

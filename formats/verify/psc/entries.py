@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.base import control
-from formats.base.byteorder import Endian
-from formats.psc.columns import CLASSIC, CLASSIC_BYTES
-from formats.psc.header import KIND_SCHEMA, KIND_SETTINGS
-from formats.psc.values import decode, words
-from formats.verify.report import I64, U64, Mask
+from tcpkmon.formats.base import control
+from tcpkmon.formats.base.byteorder import Endian
+from tcpkmon.formats.psc.columns import CLASSIC, CLASSIC_BYTES
+from tcpkmon.formats.psc.header import KIND_SCHEMA, KIND_SETTINGS
+from tcpkmon.formats.psc.values import decode, words
+from tcpkmon.formats.verify.report import I64, U64, Mask
 
 if TYPE_CHECKING:
-    from formats.psc.reader import Capture
+    from tcpkmon.formats.psc.reader import Capture
 
 _WORDS_USED = {
     control.Start.location: 6,

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from formats.base import control
-from formats.base.limits import MOST_CPUS
-from formats.verify.psc.checkpoints import GROUP_KINDS, Checkpoint, CheckpointReader, Name
-from formats.verify.psc.entries import ControlRows, Segment
-from formats.verify.psc.losses import LossSums
-from formats.verify.report import I64, U64, Mask, Problems
-from formats.verify.segment import Previous
-from formats.verify.tape import Item, Opening, Records
+from tcpkmon.formats.base import control
+from tcpkmon.formats.base.limits import MOST_CPUS
+from tcpkmon.formats.verify.psc.checkpoints import GROUP_KINDS, Checkpoint, CheckpointReader, Name
+from tcpkmon.formats.verify.psc.entries import ControlRows, Segment
+from tcpkmon.formats.verify.psc.losses import LossSums
+from tcpkmon.formats.verify.report import I64, U64, Mask, Problems
+from tcpkmon.formats.verify.segment import Previous
+from tcpkmon.formats.verify.tape import Item, Opening, Records
 
 
 class Landmarks:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from formats.base import control
-from formats.verify.ledger import IN_FLIGHT, LATE_STAGE, NUMBERED, Ledger, by_cpu
-from formats.verify.psc.entries import ControlRows
-from formats.verify.psc.sequence import is_unsure
-from formats.verify.psc.serials import SerialCheck
-from formats.verify.report import Problems
-from formats.verify.segment import Previous
+from tcpkmon.formats.base import control
+from tcpkmon.formats.verify.ledger import IN_FLIGHT, LATE_STAGE, NUMBERED, Ledger, by_cpu
+from tcpkmon.formats.verify.psc.entries import ControlRows
+from tcpkmon.formats.verify.psc.sequence import is_unsure
+from tcpkmon.formats.verify.psc.serials import SerialCheck
+from tcpkmon.formats.verify.report import Problems
+from tcpkmon.formats.verify.segment import Previous
 
 
 @dataclass

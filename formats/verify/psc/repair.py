@@ -8,14 +8,14 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import IO
 
-from formats.base.limits import MOST_HEADER_BYTES
-from formats.psc.header import decode_header
-from formats.psc.reader import Capture, open_capture
-from formats.verify.mending import mend, new_file
-from formats.verify.psc.check import verify_file
-from formats.verify.psc.clean import Cleaned, Cleaner
-from formats.verify.psc.entries import is_ours
-from formats.verify.report import Report
+from tcpkmon.formats.base.limits import MOST_HEADER_BYTES
+from tcpkmon.formats.psc.header import decode_header
+from tcpkmon.formats.psc.reader import Capture, open_capture
+from tcpkmon.formats.verify.mending import mend, new_file
+from tcpkmon.formats.verify.psc.check import verify_file
+from tcpkmon.formats.verify.psc.clean import Cleaned, Cleaner
+from tcpkmon.formats.verify.psc.entries import is_ours
+from tcpkmon.formats.verify.report import Report
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from formats.base import control
-from formats.verify.psc.entries import ControlRows, Segment, is_number
-from formats.verify.report import U64, Mask, Problems
+from tcpkmon.formats.base import control
+from tcpkmon.formats.verify.psc.entries import ControlRows, Segment, is_number
+from tcpkmon.formats.verify.report import U64, Mask, Problems
 
 if TYPE_CHECKING:
-    from formats.psc.reader import Capture
+    from tcpkmon.formats.psc.reader import Capture
 
 
 class SequenceReader:

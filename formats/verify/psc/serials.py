@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from formats.base import control
-from formats.base.limits import MOST_INTERVALS
-from formats.verify.clock import runs_back
-from formats.verify.psc.entries import ControlRows
-from formats.verify.report import I64, U64, Problems
+from tcpkmon.formats.base import control
+from tcpkmon.formats.base.limits import MOST_INTERVALS
+from tcpkmon.formats.verify.clock import runs_back
+from tcpkmon.formats.verify.psc.entries import ControlRows
+from tcpkmon.formats.verify.report import I64, U64, Problems
 
 FIRST_SERIAL = 1
 LAST_SERIAL = 2**63
