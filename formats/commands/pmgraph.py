@@ -80,7 +80,11 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
               help="draw into FILE: .png, .svg or .pdf")
 @click.option("--axis", type=click.Choice(["start", "clock"]), default="start", show_default=True,
               help="of several captures: each begins at 0, or they lie as the time of day says")
-@click.option("--force", is_flag=True, help="let -x overwrite files")
+@click.option("--zoom", metavar="FROM..TO",
+              help="draw this part of the time axis: --zoom 3.2s..3.4s")
+@click.option("--size", metavar="WIDTHxHEIGHT",
+              help="of the picture of -o, in pixels: --size 1600x900")
+@click.option("--force", is_flag=True, help="let -x and -o overwrite files")
 @click.option("-d", "--verbose", is_flag=True, help="say on stderr what the file holds")
 @click.pass_context
 def command(context: click.Context, /, files: tuple[Path, ...], **asked: Any) -> int:
@@ -94,8 +98,9 @@ def command(context: click.Context, /, files: tuple[Path, ...], **asked: Any) ->
     from tcpkmon.formats.registry import FILE_FORMATS, group, kind_of
 
     selection = select(
-        context.meta.get(_CHOSEN, []), asked["connections"], asked["scales"], asked["by_parameter"]
-    )
+        context.meta.get(_CHOSEN, []), asked["connections"], asked["scales"], asked["by_parameter"],
+        asked["zoom"],
+    )  # fmt: skip
     _check(files, asked)
     for file in files:
         found = FILE_FORMATS[kind_of(file)]
@@ -136,6 +141,12 @@ def _check(files: Sequence[Path], asked: dict[str, Any]) -> None:
     if len(given) > 1:
         letters = {"text": "-T", "xgraph": "-x", "output": "-o"}
         raise UsageError(f"{' and '.join(letters[name] for name in given)} exclude each other")
+    if asked["zoom"] and (asked["text"] or asked["xgraph"]):
+        raise UsageError("--zoom is for pictures", "tcpkmon cut --since --until chooses records")
+    if asked["size"]:
+        if not asked["output"]:
+            raise UsageError("--size without -o", "-o FILE.png draws a picture of this size")
+        asked["size"] = options.parse_size(asked["size"])
     if asked["output"]:
         from tcpkmon.formats.drawing import check_output
 
@@ -169,7 +180,7 @@ def _show(capture: Capture, selection: Selection, asked: dict[str, Any]) -> None
     elif asked["output"] or not _is_answered(selection, asked):
         from tcpkmon.formats.pmgraph.pages import build_pages
 
-        _draw(lambda bins: build_pages(capture, selection, bins), asked["output"])
+        _draw(lambda bins: build_pages(capture, selection, bins), asked)
     out.flush()
 
 
@@ -188,7 +199,7 @@ def _show_together(
         return
     from tcpkmon.formats.pmgraph.together import build_together
 
-    _draw(lambda bins: build_together(captures, selection, bins, by_clock), asked["output"])
+    _draw(lambda bins: build_together(captures, selection, bins, by_clock), asked)
 
 
 def _is_answered(selection: Selection, asked: dict[str, Any]) -> bool:
@@ -198,9 +209,10 @@ def _is_answered(selection: Selection, asked: dict[str, Any]) -> bool:
 
 
 def _draw(
-    build: Callable[[int], tuple[list[Page], list[str]]], output: Path | None
+    build: Callable[[int], tuple[list[Page], list[str]]], asked: dict[str, Any]
 ) -> None:
     """Draw what build() makes for so many pixel columns, and say its notes."""
+    output = asked["output"]
     from tcpkmon.formats.pmgraph import figure, terminal
 
     in_window = output is None and figure.has_window()
@@ -215,7 +227,7 @@ def _draw(
     for note in notes:
         _say(note)
     if output is not None:
-        figure.save(pages, output)
+        figure.save(pages, output, asked["size"], asked["force"])
     elif in_window:
         figure.show(pages)
     else:

@@ -3,6 +3,7 @@
 
 from tcpkmon.formats.drawing.style import (
     DASHES,
+    DPI,
     NO_DATES,
     PALETTE,
     SUFFIXES,
@@ -19,6 +20,7 @@ from tcpkmon.formats.drawing.style import (
 )
 
 __all__ = [
-    "DASHES", "NO_DATES", "PALETTE", "SUFFIXES", "Axes", "Figure", "check_output", "fit_numbers",
-    "import_matplotlib", "new_figure", "save_figure", "scale_log", "styled", "write_figure",
+    "DASHES", "DPI", "NO_DATES", "PALETTE", "SUFFIXES", "Axes", "Figure", "check_output",
+    "fit_numbers", "import_matplotlib", "new_figure", "save_figure", "scale_log", "styled",
+    "write_figure",
 ]  # fmt: skip

@@ -51,7 +51,7 @@ _STYLE = {
     "text.parse_math": False,  # names from files are no formulas
     "axes.formatter.useoffset": False,
 }
-_DPI = 160
+DPI = 160
 _DECADES = 4
 """Numbers at most on a logarithmic axis: so many fit beside each other."""
 NO_DATES: dict[str, dict[str, None]] = {
@@ -89,7 +89,7 @@ def write_figure(figure: Figure, kind: str, out: BinaryIO) -> None:
 
 def _dpi(figure: Figure) -> int:
     # Agg takes at most 2^16 pixels in each direction.
-    return min(_DPI, int(60000 / max(figure.get_size_inches())))
+    return min(DPI, int(60000 / max(figure.get_size_inches())))
 
 
 def fit_numbers(axes: Axes, low: float, high: float, room: int) -> None:

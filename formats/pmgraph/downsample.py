@@ -36,10 +36,22 @@ def reduce_points(times: Array, values: Array, limits: tuple[float, float], bins
 
 
 class Curve:
-    """The points of one column of one connection, added by chunk and thinned if they are many."""
+    """The points of one column of one connection, added by chunk and thinned if they are many.
 
-    def __init__(self, limits: tuple[float, float], bins: int) -> None:
+    window: only points of this time, and what a value was at its begin if `holds`.
+    """
+
+    def __init__(
+        self,
+        limits: tuple[float, float],
+        bins: int,
+        window: tuple[float, float] | None = None,
+        holds: bool = True,
+    ) -> None:
         self._limits = limits
+        self._window = window
+        self._holds = holds
+        self._before: Array | None = None
         self._bins = bins
         self._pieces: list[tuple[Array, Array]] = []
         self._held = 0
@@ -47,6 +59,12 @@ class Curve:
 
     def add(self, times: Array, values: Array) -> None:
         """Add (n,) times and values, in the order of the file."""
+        if self._window is not None:
+            begin, end = self._window
+            if self._holds and (earlier := np.flatnonzero(times < begin)).size:
+                self._before = values[earlier[-1:]].astype(np.float64)
+            inside = np.flatnonzero((times >= begin) & (times <= end))
+            times, values = times[inside], values[inside]
         if not len(times):
             return
         self.records += len(times)
@@ -59,7 +77,10 @@ class Curve:
         """(n,) times and values to draw, by time; at most four points for each pixel column."""
         if self._held > self._bins * _KEPT_PER_BIN:
             self._thin()
-        return self._joined()
+        times, values = self._joined()
+        if self._window is not None and self._before is not None:
+            times, values = np.r_[self._window[0], times], np.r_[self._before, values]
+        return times, values
 
     def _joined(self) -> tuple[Array, Array]:
         if not self._pieces:

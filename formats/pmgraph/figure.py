@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from tcpkmon.formats.base.files import create_file
 from tcpkmon.formats.drawing import (
     DASHES,
+    DPI,
     NO_DATES,
     PALETTE,
     Axes,
@@ -39,14 +40,17 @@ _TITLE_INCHES = 0.55
 _MOST_NAMED = 16
 
 
-def save(pages: Sequence[Page], path: Path) -> None:
-    """Draw all pages into one picture, or as pages of a PDF; replaces the file."""
+def save(
+    pages: Sequence[Page], path: Path, size: tuple[int, int] | None = None, force: bool = False
+) -> None:
+    """Draw all pages into one picture, or as pages of a PDF, of so many pixels in all (of a PDF,
+    each). force: replace the file."""
     kind = path.suffix.lower()
-    with styled(), create_file(path, force=True) as out:
+    with styled(), create_file(path, force=force) as out:
         if kind == ".pdf":
-            _save_pdf(pages, out)
+            _save_pdf(pages, out, size)
             return
-        write_figure(draw(pages), kind, out)
+        write_figure(_sized(draw(pages), size), kind, out)
 
 
 def has_window() -> bool:
@@ -94,12 +98,18 @@ def draw(pages: Sequence[Page], figure: Figure | None = None) -> Figure:
     return figure
 
 
-def _save_pdf(pages: Sequence[Page], out: BinaryIO) -> None:
+def _sized(figure: Figure, size: tuple[int, int] | None) -> Figure:
+    if size is not None:
+        figure.set_size_inches(size[0] / DPI, size[1] / DPI)
+    return figure
+
+
+def _save_pdf(pages: Sequence[Page], out: BinaryIO, size: tuple[int, int] | None) -> None:
     from matplotlib.backends.backend_pdf import PdfPages
 
     with PdfPages(out, metadata=NO_DATES[".pdf"]) as document:
         for page in pages:
-            document.savefig(draw([page]))
+            document.savefig(_sized(draw([page]), size))
 
 
 def _height(page: Page) -> float:

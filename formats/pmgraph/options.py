@@ -11,6 +11,8 @@ from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.ports import parse_connection
 
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
+_LEAST_PIXELS, _MOST_PIXELS = 200, 20_000
 M_CLUSED_BYTES = "m_clused_bytes"
 """Derived column of -m: m_clused times the cluster size that KIND_MCLSIZE gives."""
 
@@ -56,6 +58,8 @@ class Selection:
     connections: tuple[tuple[int, int], ...] = ()
     scales: dict[str, float] = field(default_factory=dict)
     by_parameter: bool = False
+    zoom: tuple[float, float] | None = None
+    """the part of the time axis that is drawn, in its seconds"""
 
 
 def parse_scale(text: str) -> tuple[str, float]:
@@ -86,11 +90,38 @@ def parse_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def parse_zoom(text: str) -> tuple[float, float]:
+    """Return the seconds of "3.2s..3.4s", "200ms..1s" or "3..4"; raises UsageError."""
+    number = r"(\d+(?:\.\d+)?)(us|ms|s|)"
+    match = re.fullmatch(rf"{number}\.\.{number}", text, re.ASCII)
+    if match is not None:
+        begin, end = (float(match[at]) * _SECONDS[match[at + 1]] for at in (1, 3))
+        if begin < end < math.inf:
+            return begin, end
+    raise UsageError(
+        f"--zoom '{for_terminal(text)}': not a part of the time axis",
+        "write two times since its begin, as in --zoom 3.2s..3.4s or 200ms..1s",
+    )
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Return the pixels of "1600x900"; raises UsageError."""
+    match = re.fullmatch(r"(\d{2,5})x(\d{2,5})", text, re.ASCII)
+    size = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not all(_LEAST_PIXELS <= one <= _MOST_PIXELS for one in size):
+        raise UsageError(
+            f"--size '{for_terminal(text)}': not the size of a picture",
+            f"write its pixels, {_LEAST_PIXELS} to {_MOST_PIXELS}, as in --size 1600x900",
+        )
+    return size
+
+
 def select(
     columns: list[str],
     connections: tuple[str, ...],
     scales: tuple[str, ...],
     by_parameter: bool,
+    zoom: str | None = None,
 ) -> Selection:
     """Parse the options' texts to a Selection; a column that is chosen twice appears once."""
     factors = dict(parse_scale(text) for text in scales)
@@ -102,4 +133,5 @@ def select(
         connections=tuple(dict.fromkeys(parse_connection(text) for text in connections)),
         scales=factors,
         by_parameter=by_parameter,
+        zoom=parse_zoom(zoom) if zoom else None,
     )

@@ -19,7 +19,7 @@ from tcpkmon.formats.pmgraph.connections import Connection, algorithm_of, find_c
 from tcpkmon.formats.pmgraph.gaps import OffSpan, Spans, find_off, find_spans
 from tcpkmon.formats.pmgraph.options import EVERYTHING, M_CLUSED_BYTES, Selection
 from tcpkmon.formats.pmgraph.quantities import Quantity
-from tcpkmon.formats.pmgraph.series import Trace, gather
+from tcpkmon.formats.pmgraph.series import Trace, gather, within
 from tcpkmon.formats.pmgraph.units import choose_scale, dimension_of
 from tcpkmon.formats.psc.reader import Capture
 
@@ -117,7 +117,10 @@ def build_pages(capture: Capture, selection: Selection, bins: int) -> tuple[list
     connections, notes = _choose(capture, selection)
     chosen = choose_quantities(capture, selection)
     seconds = Seconds(capture)
-    traces = gather(capture, connections, chosen, seconds, bins)
+    connections = within(connections, seconds, selection.zoom)
+    if not connections:
+        raise nothing_in(selection, capture.path)
+    traces = gather(capture, connections, chosen, seconds, bins, selection.zoom)
     titles = titles_of(capture, connections)
     begin = min(trace.limits[0] for trace in traces)
     end = max(trace.limits[1] for trace in traces)
@@ -131,6 +134,13 @@ def build_pages(capture: Capture, selection: Selection, bins: int) -> tuple[list
         pages = [_connection_page(capture, *pair, chosen, selection, spans) for pair in pairs]
     off = find_off(capture, seconds, end)
     return [replace(page, off=touching(off, page.limits)) for page in pages], notes
+
+
+def nothing_in(selection: Selection, what: object) -> FileError:
+    """The error where --zoom leaves nothing."""
+    begin, end = selection.zoom or (0.0, 0.0)
+    return FileError(f"{what}: no records of these connections from {begin:g} s to {end:g} s",
+                     "without --zoom the picture shows all")  # fmt: skip
 
 
 def touching(off: Iterable[OffSpan], limits: tuple[float, float]) -> tuple[OffSpan, ...]:

@@ -92,11 +92,15 @@ def gather(
     quantities: Sequence[Quantity],
     seconds: Seconds,
     bins: int,
+    zoom: tuple[float, float] | None = None,
 ) -> list[Trace]:
     """A trace for each connection, in order; in memory that depends on `bins`, not on the file.
 
-    bins: pixel columns of the graphs.
+    bins: pixel columns of the graphs. zoom: the seconds that are drawn.
     """
+    if zoom is not None:
+        return _read(capture, connections, quantities, seconds, bins, [zoom] * len(connections),
+                     zoom)  # fmt: skip
     ends = ([float(seconds.at(row, row + 1)[0]) for row in (one.first_row, one.last_row)]
             for one in connections)  # fmt: skip
     limits = [(min(pair), max(pair)) for pair in ends]
@@ -115,10 +119,15 @@ def _read(
     seconds: Seconds,
     bins: int,
     limits: Sequence[tuple[float, float]],
+    zoom: tuple[float, float] | None = None,
 ) -> list[Trace]:
-    """The traces, in one pass; their limits are the times of all records and those in `limits`."""
+    """The traces, in one pass; their limits are the times of all records and those in `limits`.
+
+    zoom: what is outside is left out.
+    """
     traces = [
-        Trace(one, ends, {quantity.name: Curve(ends, bins) for quantity in quantities})
+        Trace(one, ends, {quantity.name: Curve(ends, bins, zoom, quantity.kind != "code")
+                          for quantity in quantities})
         for one, ends in zip(connections, limits, strict=True)
     ]
     marks = [_Marks(trace.limits, bins) for trace in traces]
@@ -133,16 +142,31 @@ def _read(
         for index, rows in groups:
             unwrappers[index].start(sequences, values, rows)
             at = times[rows]
-            begin, end = traces[index].limits
-            traces[index].limits = min(begin, float(at.min())), max(end, float(at.max()))
+            if zoom is None:
+                begin, end = traces[index].limits
+                traces[index].limits = min(begin, float(at.min())), max(end, float(at.max()))
             for one in quantities:
                 points = unwrappers[index].known_points(one, at, values[one.name][rows])
                 traces[index].curves[one.name].add(*points)
             if codes:
-                marks[index].add(at, columns["location"][rows], codes)
+                shown = slice(None) if zoom is None else (at >= zoom[0]) & (at <= zoom[1])
+                marks[index].add(at[shown], columns["location"][rows][shown], codes)
     for trace, mark in zip(traces, marks, strict=True):
         trace.events = mark.by_name()
     return traces
+
+
+def within(
+    connections: Sequence[Connection], seconds: Seconds, zoom: tuple[float, float] | None
+) -> list[Connection]:
+    """Those that have a record in this time, or around it."""
+    if zoom is None:
+        return list(connections)
+    return [
+        one for one in connections
+        if float(seconds.at(one.first_row, one.first_row + 1)[0]) <= zoom[1]
+        and float(seconds.at(one.last_row, one.last_row + 1)[0]) >= zoom[0]
+    ]  # fmt: skip
 
 
 class _Marks:

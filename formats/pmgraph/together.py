@@ -18,18 +18,24 @@ from tcpkmon.formats.base.limits import MOST_DRAWN, MOST_DRAWN_CHOSEN
 from tcpkmon.formats.base.ports import find_missing
 from tcpkmon.formats.base.times import format_utc
 from tcpkmon.formats.pmgraph.clock import Seconds
-from tcpkmon.formats.pmgraph.connections import Connections, algorithm_of, find_connections
+from tcpkmon.formats.pmgraph.connections import (
+    Connection,
+    Connections,
+    algorithm_of,
+    find_connections,
+)
 from tcpkmon.formats.pmgraph.gaps import OffSpan, Spans, find_off, find_spans
 from tcpkmon.formats.pmgraph.options import Selection
 from tcpkmon.formats.pmgraph.pages import (
     Page,
     choose_quantities,
+    nothing_in,
     parameter_page,
     titles_of,
     touching,
 )
 from tcpkmon.formats.pmgraph.quantities import Quantity
-from tcpkmon.formats.pmgraph.series import Trace, gather
+from tcpkmon.formats.pmgraph.series import Trace, gather, within
 from tcpkmon.formats.psc.header import KIND_HOST
 from tcpkmon.formats.psc.reader import Capture
 
@@ -94,9 +100,10 @@ def build_together(
     lossy: list[str] = []
     off: list[OffSpan] = []
     for one in shown:
-        mine = gather(one.capture, list(one.connections), chosen, one.seconds, bins)
+        connections = within(one.connections, one.seconds, selection.zoom)
+        mine = gather(one.capture, connections, chosen, one.seconds, bins, selection.zoom)
         traces += mine
-        titles += _titles(one)
+        titles += _titles(one, connections)
         if mine:
             end = max(trace.limits[1] for trace in mine)
             begin = min(trace.limits[0] for trace in mine)
@@ -106,6 +113,8 @@ def build_together(
                 replace(span, name=f"{one.label}: {span.name}")
                 for span in find_off(one.capture, one.seconds, end)
             ]
+    if not traces:
+        raise nothing_in(selection, ", ".join(one.label for one in shown))
     missing = Spans(
         np.concatenate([one.begin for one in spans]), np.concatenate([one.end for one in spans]),
         sum(one.missing for one in spans), f"{', '.join(lossy)}: ",
@@ -138,9 +147,9 @@ def _stem(path: Path) -> str:
     return path.name.removesuffix(".pm") or str(path)
 
 
-def _titles(one: Shown) -> list[str]:
-    titles = titles_of(one.capture, one.connections)
-    algorithms = (algorithm_of(one.capture, connection) for connection in one.connections)
+def _titles(one: Shown, connections: Sequence[Connection]) -> list[str]:
+    titles = titles_of(one.capture, connections)
+    algorithms = (algorithm_of(one.capture, connection) for connection in connections)
     pairs = zip(titles, algorithms, strict=True)
     return [f"{one.label}: {', '.join(filter(None, pair))}" for pair in pairs]
 

@@ -21,6 +21,8 @@ class Case:
     """program: what must be installed. largest: the part that takes most of the time at the client.
 
     told: each request has its row; else bytes cannot tell them apart, and that must be said.
+    may_hide: the bytes may look like those of a client that asks after each answer; then nothing
+    can be said.
     unanswered: requests without an answer on each connection. options: of collect. says: what
     `tcpkmon why` must say. rtt_ms: the server is behind such a path.
     """
@@ -30,6 +32,7 @@ class Case:
     play: Callable[[Stage], list[Exchange]]
     largest: str = ""
     told: bool = True
+    may_hide: bool = False
     unanswered: int = 0
     options: Sequence[str] = EXACT
     pinned: bool = False
@@ -51,7 +54,7 @@ _EACH = (
     Case("redis: 100,000 GET and SET", REDIS, redis.get_set),
     Case("redis: batches of 50", REDIS, redis.batches),
     Case("redis: batches in which it sleeps", REDIS, redis.sleeping_batches, "think"),
-    Case("redis: eight at a time", REDIS, redis.many_at_a_time, told=False),
+    Case("redis: eight at a time", REDIS, redis.many_at_a_time, told=False, may_hide=True),
     Case("redis: answers of 8 MB", REDIS, redis.large_answers),
     Case("redis: answers of 8 MB, slow reader", REDIS, redis.slow_reader, "answer"),
     Case("redis: requests of 8 MB", REDIS, redis.large_requests),
@@ -86,7 +89,7 @@ _EACH = (
     Case("server sends more behind its answer", PYTHON, python.pushing),
     Case("half-closing client", PYTHON, python.half_closing, "think"),
     Case("sixteen connections", PYTHON, python.crowd, "think"),
-    Case("four at a time, in order", PYTHON, python.in_order, told=False),
+    Case("four at a time, in order", PYTHON, python.in_order, told=False, may_hide=True),
     Case("frames of eight at a time", PYTHON, python.frames, told=False),
 )  # fmt: skip
 _PINNED = ("redis: DEBUG SLEEP", "redis: 100,000 GET and SET", "redis: batches of 50",

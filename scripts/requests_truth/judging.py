@@ -37,14 +37,16 @@ class Judged:
     made: exchanges. lost, invented: rows that are missing or too many, both sides together.
     right: of each side and column the rows within the tolerance, and how many were compared;
     errors: the 99th percentile of how far they were off [ns]. largest: the same of the largest
-    part. flagged: rows that say that single requests cannot be told. uncertain_ns: the median.
-    wrong: in words, what is not as it must be.
+    part. hidden: of the invented, those whose bytes look like single requests. flagged: rows that
+    say that single requests cannot be told. uncertain_ns: the median. wrong: in words, what is not
+    as it must be.
     """
 
     name: str
     made: int = 0
     lost: int = 0
     invented: int = 0
+    hidden: int = 0
     lost_records: int = 0
     flagged: int = 0
     unanswered: int = 0
@@ -121,7 +123,9 @@ def judge(case: Case, path: Path, found: Sequence[Exchange]) -> Judged:
         said = tell("why", path)
         judged.wrong += [f"why does not say {one!r}" for one in case.says
                          if not re.search(one, said)]  # fmt: skip
-    if not case.told and not _CANNOT.search(tell("requests", path)):
+    hides = case.may_hide and not judged.flagged
+    judged.hidden = judged.invented if hides else 0
+    if not case.told and not hides and not _CANNOT.search(tell("requests", path)):
         judged.wrong.append("the summary does not say that requests cannot be told apart")
     return judged
 
@@ -245,7 +249,7 @@ def _compare_untold(
                     if total != sum(getattr(one, wanted) for one in made):
                         judged.wrong.append(f"{ports} {side}: {total} {name} in all")
             judged.invented += false
-            if false:
+            if false and (judged.flagged or not case.may_hide):
                 judged.wrong.append(f"{ports} {side}: {false} of {len(mine)} rows claim to be one "
                                     "request and are not")  # fmt: skip
 

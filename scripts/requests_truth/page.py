@@ -13,7 +13,8 @@ def page(found: Sequence[Judged], machine: Mapping[str, str]) -> list[str]:
     good = [one for one in found if not one.wrong]
     lines = [
         f"{machine['cpu']}, Linux {machine['kernel']}; {len(found)} cases, of which {len(good)} "
-        f"are as wanted, {sum(one.made for one in found):,} requests.",
+        f"are as wanted ({sum(one.hidden > 0 for one in good)} hidden), "
+        f"{sum(one.made for one in found):,} requests.",
         "",
         "| case | requests | lost | invented | total | think | other parts | largest part | cannot "
         "tell | as wanted |",
@@ -23,9 +24,13 @@ def page(found: Sequence[Judged], machine: Mapping[str, str]) -> list[str]:
         lines.append(
             f"| {one.name} | {one.made:,} | {one.lost:,} | {one.invented:,} | "
             f"{_share(one, 'total_ns')} | {_share(one, 'think_ns')} | {_others(one)} | "
-            f"{_percent(one.largest)} | {one.flagged or ''} | {'no' if one.wrong else 'yes'} |"
+            f"{_percent(one.largest)} | {one.flagged or ''} | {_as_wanted(one)} |"
         )
     return lines
+
+
+def _as_wanted(one: Judged) -> str:
+    return "no" if one.wrong else "hidden" if one.hidden else "yes"
 
 
 def _percent(counts: tuple[int, int]) -> str:

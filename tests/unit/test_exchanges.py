@@ -115,6 +115,26 @@ def test_a_fin_is_no_request_and_a_keepalive_is_none() -> None:
     assert cut(one)[["request_bytes", "response_bytes"]].tolist() == [(10, 10)]
 
 
+@pytest.mark.parametrize("size", [1, 2, 1 << 20])
+@pytest.mark.parametrize("call_is_first", [False, True])
+def test_a_call_that_returns_while_a_fin_is_taken_in(call_is_first: bool, size: int) -> None:
+    """On another CPU: the number of the FIN is in it already, and not yet the state."""
+    one = Socket().open(1, active=True)
+    one.send(5, 10)
+    one.segment(6, 10)
+    one.put(7, 1, seg_seq=one.arrived, seg_len=0)
+    one.arrived += 1
+    for _ in range(2):
+        if call_is_first:
+            one.put(7.001, 10, callvalue=10, rcv_sb_cc=1)
+        else:
+            one.put(7.001, 4, callvalue=8)
+        call_is_first = not call_is_first
+    one.read, one.state = one.arrived, 8
+    one.put(8, 4, callvalue=9)
+    assert cut(one, size=size)[["request_bytes", "response_bytes"]].tolist() == [(10, 10)]
+
+
 def test_a_segment_that_comes_again_begins_nothing() -> None:
     one = Socket(lport=80, rport=40000).open(1, active=False)
     one.segment(5, 100)

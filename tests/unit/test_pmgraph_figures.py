@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from pmgraph_capture import CLASSIC, Builder, mapped, merge, sawtooth
+from pmgraph_capture import CLASSIC, RETRANSMIT, Builder, mapped, merge, sawtooth
 
 import tcpkmon
 from tcpkmon.formats.base import cli
@@ -202,8 +203,46 @@ def test_svg_and_pdf(three: Path, tmp_path: Path) -> None:
     data = pdf.read_bytes()
     assert data.startswith(b"%PDF") and b"/Count 3" in data
     first = svg.read_bytes()
-    assert draw(three, "-c", "-o", svg) == 0  # replaces, and draws the same again
+    assert draw(three, "-c", "-o", svg) == 1  # it is there
     assert svg.read_bytes() == first
+    assert draw(three, "-c", "-o", svg, "--force") == 0  # and draws the same again
+    assert svg.read_bytes() == first
+
+
+def test_size(three: Path, tmp_path: Path) -> None:
+    target = tmp_path / "x.png"
+    assert draw(three, "-c", "--size", "1600x900", "-o", target) == 0
+    assert struct.unpack(">2I", target.read_bytes()[16:24]) == (1600, 900)
+    for words in (("--size", "1600x900"), ("--size", "10x10", "-o", target), ("--size", "big")):
+        assert draw(three, "-c", *words) == 2
+
+
+def test_zoom(tmp_path: Path) -> None:
+    """Only what is in that time is drawn; a curve begins with what it was before."""
+    builder = Builder(tcpkmon=True)
+    for step in range(100):
+        builder.add(step / 10, conn_id=1, snd_cwnd=1000 * (1 + step % 2))
+        builder.add(step / 100, lport=1056, conn_id=2, snd_cwnd=7)
+    builder.add(3.25, conn_id=1, snd_cwnd=5000, location=RETRANSMIT)
+    builder.add(9.0, conn_id=1, snd_cwnd=9000, location=RETRANSMIT)
+    merge(builder)
+    builder.end(11)
+    path = builder.write(tmp_path / "a.pm")
+    [page], _ = pages_of(path, "snd_cwnd", zoom=(3.205, 3.42))
+    assert page.limits == (3.205, 3.42)
+    [line] = page.panels[0].lines
+    values = line.values / line.values.max() * 5000  # in the panel's unit
+    assert dict(zip(line.times.round(3).tolist(), values.round().tolist(), strict=True)) == {
+        3.205: 1000, 3.25: 5000, 3.3: 2000, 3.4: 1000,
+    }  # fmt: skip
+    [(_, name, times)] = page.events
+    assert (name, times.tolist()) == ("RETRANSMIT", pytest.approx([3.25]))
+    with pytest.raises(FileError, match="no records of these connections from 20 s to 30 s"):
+        pages_of(path, "snd_cwnd", zoom=(20, 30))
+    target = tmp_path / "x.png"
+    assert draw(path, "-c", "--zoom", "3.2s..3.4s", "-o", target) == 0
+    for words in (("--zoom", "3..2"), ("--zoom", "x"), ("--zoom", "1..2", "-T")):
+        assert draw(path, "-c", *words) == 2
 
 
 def test_hostile_names_in_svg(tmp_path: Path) -> None:
@@ -299,7 +338,7 @@ def test_picture_goes_through_no_link(one: Path, tmp_path: Path) -> None:
     victim.write_text("keep")
     target = tmp_path / "x.png"
     target.symlink_to(victim)
-    assert draw(one, "-c", "-o", target) == 0
+    assert draw(one, "-c", "-o", target, "--force") == 0
     assert victim.read_text() == "keep"
     assert not target.is_symlink()
     assert draw(one, "-c", "-o", tmp_path / "nowhere" / "x.png") == 1

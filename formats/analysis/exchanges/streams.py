@@ -48,9 +48,11 @@ _DATA = (1, 3, 4, 5, 8, 9, 11)
 _WROTE_FIN = (4, 5, 7, 9, 11)
 _READ_FIN = (6, 7, 8, 9, 11)
 """States in which the streams have a FIN at their end; CLOSE may have none, and has no data."""
+_TAKES_FIN = (6, 8, 11)
+"""States that a socket comes to by a FIN of the peer."""
 _RAW = ("written", "sent", "acked", "known", "read")
 _TOPS = ("top_written", "top_sent", "top_arrived", "top_known", "top_read")
-_CARRIED = (*_RAW, *_TOPS, "again")
+_CARRIED = (*_RAW, *_TOPS, "again", "fin")
 
 
 @dataclass
@@ -307,8 +309,13 @@ def _tops(rows: Grouped, at: dict[str, Array], before: dict[str, Array]) -> dict
     now = np.where(rows["location"] == STATE_CHANGE, rows["callvalue"], 0)
     wrote_fin = np.isin(state, _WROTE_FIN)
     has_fin = np.isin(state, _READ_FIN) | np.isin(now, _READ_FIN)
-    known = at["known"] - has_fin
-    found = {"top_known": _highest(known, rows, before["top_known"])}
+    # A call may return while another CPU takes the FIN in: then its row still has the state before.
+    same = after(rows["rcv_nxt"], rows) == rows["rcv_nxt"]
+    has_fin |= (rows["location"] == RECEIVE) & np.isin(after(now, rows), _TAKES_FIN) & same
+    fin = _highest(has_fin.astype(np.int64), rows, before["fin"])
+    has_fin = fin > 0
+    known = at["known"] - fin
+    found = {"fin": fin, "top_known": _highest(known, rows, before["top_known"])}
     ahead = (rows["seg_seq"] - rows["rcv_nxt"]).astype(np.uint32).view(np.int32).astype(np.int64)
     end = ahead + rows["seg_len"].astype(np.int64)
     dropped = after(rows["location"], rows) == _DROPPED
