@@ -21,6 +21,7 @@ from tcpkmon.formats.klogger.clock import Moment, parse_time
 from tcpkmon.formats.klogger.logs import Logs, open_sources
 from tcpkmon.formats.klogger.source import Source
 from tcpkmon.formats.klogger.table import LogEvent, LogField, LogFormat
+from tcpkmon.formats.registry import kind_of
 
 
 class Log(Logs):
@@ -86,10 +87,16 @@ class Log(Logs):
 def open_log(*paths: str | os.PathLike[str]) -> Log:
     """Opens the logs of one capture: files (kernlog.dump.cpuN), their folder, or one of segments.
 
-    Raises FileError or DamagedError for other files, UsageError for logs of several captures.
+    Raises FileError or DamagedError for other files, UsageError for PSC files and for logs of
+    several captures.
     """
     if not paths:
         raise FileError("no log was named", "name kernlog.dump.cpuN files, or their folder")
+    for path in paths:
+        if os.access(path, os.R_OK) and kind_of(path) == "psc":
+            raise UsageError(f"{path} is a PSC file, not a log of events",
+                             "collect --latency or --format klogger records one; tcpkmon why reads "
+                             "this")  # fmt: skip
     with ExitStack() as stack:
         log = Log([stack.enter_context(one) for one in open_sources(*paths)])
         stack.pop_all()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,14 +78,9 @@ def command(
     from tcpkmon.formats.analysis import open_log
     from tcpkmon.formats.analysis.latency import Latency, Summary, find_flows, make_report
     from tcpkmon.formats.analysis.latency import as_json as report_json
-    from tcpkmon.formats.registry import kind_of
 
     pairs = [parse_connection(text) for text in ports]
     table = _check(files, outputs, force)
-    for path in files:
-        if os.access(path, os.R_OK) and kind_of(path) == "psc":
-            raise UsageError(f"{path} is a PSC file, which has no events of schema magnet",
-                             "collect --latency records them; tcpkmon why reads this")  # fmt: skip
     with open_log(*files) as log:
         latency = Latency(log)
         survey = latency.survey

@@ -94,6 +94,8 @@ def test_a_capture_without_connections_says_so(tmp_path: Path) -> None:
         tcpkmon.connections(folder)
     with pytest.raises(tcpkmon.FileError):
         tcpkmon.open(tmp_path / "none")
+    with pytest.raises(tcpkmon.UsageError, match="a PSC file, not a log of events"):
+        tcpkmon.latency(write_capture(tmp_path / "run.pm", 100, 2))
 
 
 def test_the_old_names_warn(capture: Path) -> None:

@@ -35,7 +35,7 @@ def test_a_psc_file_is_told_what_it_lacks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(write_capture(tmp_path / "run.pm", 100, 2)) == 2
-    assert "no events of schema magnet; collect --latency records" in capsys.readouterr().err
+    assert "a PSC file, not a log of events; collect --latency" in capsys.readouterr().err
 
 
 def test_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
