@@ -593,6 +593,26 @@ def test_why_says_who_read_late(tmp_path: Path) -> None:
     assert "its own program read the answers 90 ms late, together, 88 % of the time" in done.output
 
 
+def test_who_closed_waits_for_no_request_and_makes_none(tmp_path: Path) -> None:
+    """The other side's FIN comes 90 ms later: neither pauses, and no request is waited for."""
+    other = Socket(2, lport=80, rport=40000)
+    sockets = Socket().open(4.9, active=True), other.open(4.9, active=False)
+    asks, answers = sockets
+    asks.send(5, 100)
+    asks.segment(6, 500)
+    asks.receive(6, 500)
+    answers.segment(5, 100)
+    answers.send(5, 500)
+    for one in sockets:
+        one.put(6, 4, callvalue=4 if one is asks else 8)
+        one.state = 4 if one is asks else 8
+        one.put(96, 4, callvalue=7)
+        one.put(96, 11)
+    path = write_requests(tmp_path / "a.pm", *sockets)
+    done = CliRunner().invoke(why.command, [str(path)], standalone_mode=False)
+    assert "paused" not in done.output and "next request" not in done.output
+
+
 def test_only_connections_that_are_printed_and_both_of_whose_ends_sent_are_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,8 @@ _READ_FIN = (6, 7, 8, 9, 11)
 """States in which the streams have a FIN at their end; CLOSE may have none, and has no data."""
 _TAKES_FIN = (6, 8, 11)
 """States that a socket comes to by a FIN of the peer."""
+_CLOSES = (4, 7, 8)
+"""The first states after one side closed."""
 _RAW = ("written", "sent", "acked", "known", "read")
 _TOPS = ("top_written", "top_sent", "top_arrived", "top_known", "top_read")
 _CARRIED = (*_RAW, *_TOPS, "again", "fin")
@@ -105,7 +107,8 @@ class Streams:
     as a call begins, not as it ends.
 
     side: by place, of CLIENT and SERVER. since: by place, when the handshake was over [ns]; -1: the
-    connection is older than the capture. ended: by place. latest: by name and place, what names it.
+    connection is older than the capture. closing: by place, when one side had closed first [ns].
+    ended: by place. latest: by name and place, what names it.
     servers: ports on which connections were accepted; add those that are known from elsewhere.
     """
 
@@ -113,6 +116,7 @@ class Streams:
         self.places = Places()
         self.side = np.zeros(0, np.int8)
         self.since = np.zeros(0, np.int64)
+        self.closing = np.zeros(0, np.int64)
         self.ended = np.zeros(0, np.bool_)
         self.latest: dict[str, Array] = {}
         self._has_calls, self._at_entry = has_calls, at_entry
@@ -143,6 +147,7 @@ class Streams:
         count = len(self.places)
         self.side, self.ended = grown(self.side, count), grown(self.ended, count)
         self.since, self._seen = grown(self.since, count, -1), grown(self._seen, count)
+        self.closing = grown(self.closing, count, np.iinfo(np.int64).max)
         self._at = {name: grown(values, count) for name, values in self._at.items()}
         # The first row of a connection that was seen is its last one that was read: a context.
         is_new = np.ones(len(rows), np.bool_)
@@ -180,6 +185,8 @@ class Streams:
         self.since[place] = rows.times[opens]
         self.servers.update(rows["rport"][opens[active]].tolist())
         self.servers.update(rows["lport"][opens[~active]].tolist())
+        closes = (rows["location"] == STATE_CHANGE) & np.isin(rows["callvalue"], _CLOSES)
+        np.minimum.at(self.closing, rows.of_row[closes], rows.times[closes])
         self.ended[rows.of_row[rows["location"] == _DESTROY]] = True
 
     def _events(self, rows: Grouped, is_new: Array, is_read: Array) -> Events:

@@ -173,7 +173,10 @@ class _Sums:
         for place in np.flatnonzero(self._sums["count"]).tolist():
             conn_id = int(streams.latest["conn_id"][place])
             one = {name: int(values[place]) for name, values in self._sums.items()}
-            rest = max(end_ns[conn_id] - one["end_ns"], 0)
+            until = end_ns[conn_id]
+            if not one["asked_ns"]:  # who closes asks no more
+                until = min(until, int(streams.closing[place]))
+            rest = max(until - one["end_ns"], 0)
             unanswered = rest if one["asked_ns"] else 0
             pause = one["wait_ns"] + rest - unanswered
             is_client = bool(streams.side[place] == CLIENT)
