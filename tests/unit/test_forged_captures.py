@@ -14,6 +14,7 @@ from tcpkmon.formats.commands import why
 from tcpkmon.formats.registry import format_of
 from tests.kept.make import unpack
 from tests.unit.forging import PLACES, PscFile
+from tests.unit.forging_logs import LOG_PLACES, MAGNET_PLACES, LogFile, MagnetFile
 
 
 def forge(path: Path, seed: int, leave: set[str]) -> None:
@@ -54,6 +55,36 @@ def test_an_index_that_was_left_tells_it(name: str, at: int, tmp_path: Path) -> 
     for seed in range(2):
         forge(path, seed, set())
         assert 5 in verdicts(path.parent)
+
+
+KINDS = {"klogger-plain": (LogFile, LOG_PLACES), "magnet-plain": (MagnetFile, MAGNET_PLACES)}
+
+
+def forge_log(name: str, folder: Path, seed: int, leave: set[str]) -> Path:
+    """A kept log or MAGNeT file, changed: its largest file."""
+    unpack(name, folder)
+    files = [one for one in folder.rglob("*") if one.is_file()]
+    path = max(files, key=lambda one: one.stat().st_size)
+    chance, file = random.Random(seed), KINDS[name][0](path.read_bytes())
+    assert file.encode() == path.read_bytes(), "nothing was changed yet"
+    which = chance.sample(range(len(file.records)), chance.choice([1, 2, 20, 70]))
+    (file.drop if seed % 2 else file.double)(which)
+    path.write_bytes(file.encode(leave))
+    return path
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", KINDS)
+def test_logs_that_are_forged_as_a_whole_add_up(name: str, seed: int, tmp_path: Path) -> None:
+    assert verdicts(forge_log(name, tmp_path, seed, set())) == [0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name, left", [(name, left) for name in KINDS for left in KINDS[name][1]])
+def test_one_place_of_a_log_that_was_left_tells_it(
+    name: str, left: str, seed: int, tmp_path: Path
+) -> None:
+    assert verdicts(forge_log(name, tmp_path, seed, {left})) == [5]
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
