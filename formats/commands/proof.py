@@ -29,12 +29,11 @@ def contradicted(name: str, paths: Iterable[Path], worst_only: bool = False) -> 
     code = 0
     for path in paths:
         reports = format_of(path).verify(path)
-        if not any(report.checkpoints for report in reports):
-            continue  # no ledger
+        has_ledger = any(report.checkpoints or report.claimed for report in reports)
         for report in reports:
-            is_wrong = report.error is not None or bool(report.problems_total)
+            is_wrong = report.error is not None or (has_ledger and bool(report.problems_total))
             lacks = report.tail_unknown or report.lost_total or report.ring_unexplained
-            if is_wrong or (lacks and not worst_only):
+            if is_wrong or (lacks and has_ledger and not worst_only):
                 verdict = for_terminal(f"{report.path}: {report.verdict}")
                 say(f"{name}: {verdict}; tcpkmon verify {for_terminal(str(path))} says more")
                 code = max(code, report.exit_code)

@@ -165,6 +165,8 @@ class Report:
     proven_end: bool = False
     """END and the final checkpoint are there: nothing after them is unknown."""
     checkpoints: int = 0
+    claimed: int = 0
+    """Checkpoints that END counts."""
     seq_lost: int = 0
     seq_gaps: int = 0
     rows: list[Row] = field(default_factory=list)

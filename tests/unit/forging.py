@@ -56,12 +56,12 @@ class PscFile:
     def drop(self, which: Iterable[int]) -> None:
         """Take out snapshots, by their place among the snapshots."""
         gone = set(self.snapshots[list(which)].tolist())
-        self._take([at for at in range(len(self.rows)) if at not in gone])
+        self.keep([at for at in range(len(self.rows)) if at not in gone])
 
     def double(self, which: Iterable[int]) -> None:
         """Put in snapshots twice."""
         twice = set(self.snapshots[list(which)].tolist())
-        self._take([at for at in range(len(self.rows)) for _ in range(1 + (at in twice))])
+        self.keep([at for at in range(len(self.rows)) for _ in range(1 + (at in twice))])
 
     def put(self, name: str, values: Any) -> None:
         """Other numbers in a column; values: (n,)."""
@@ -93,7 +93,8 @@ class PscFile:
                     self._add(rows, at, word, 0 if name in leave else count)
         return self._header + rows.tobytes()
 
-    def _take(self, which: list[int]) -> None:
+    def keep(self, which: list[int]) -> None:
+        """Take out all rows but these, control entries too."""
         self.rows, self._old = self.rows[which], self._old[which]
 
     def _is_snapshot(self, rows: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.commands import connections, decode, export, pmgraph, requests, why
 from tests.kept.make import unpack
-from tests.unit.forging import PscFile
+from tests.unit.forging import PLACES, PscFile
 
 READERS = {
     "why": why.command, "connections": connections.command, "requests": requests.command,
@@ -47,3 +47,23 @@ def test_events_that_the_index_counts_were_taken_out(name: str, tmp_path: Path) 
     lines[-1]["records"] += 1
     index.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert cli.run(decode.command, [str(folder)]) == 5
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_all_was_taken_out_but_the_end_counts_its_ledgers(name: str, tmp_path: Path) -> None:
+    unpack("psc-recorded", tmp_path)
+    for path in tmp_path.rglob("*.pm"):
+        file = PscFile(path.read_bytes())
+        file.keep([0, len(file.rows) - 1])
+        path.write_bytes(file.encode(leave={*PLACES} - {"seq"}))
+    words = [*WORDS.get(name, []), str(path)]
+    assert cli.run(READERS[name], words) == 5
+    assert cli.run(READERS[name], [*words[:-1], str(path.parent)]) == 5
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_damaged_header_that_hides_the_ledger(name: str, tmp_path: Path) -> None:
+    unpack("psc-lossy", tmp_path)
+    (path,) = tmp_path.rglob("*.pm")
+    path.write_bytes(path.read_bytes().replace(b"callvalue\0", b"callvalue\4", 1))
+    assert cli.run(READERS[name], [*WORDS.get(name, []), str(path)]) != 0

@@ -36,8 +36,8 @@ class Peers:
 
     def _shared(self, one: int, other: int) -> int:
         """For how long both were open [ns]."""
-        start = max(self._start[one], self._start[other])
-        return int(min(self._end[one], self._end[other]) - start)
+        start = max(int(self._start[one]), int(self._start[other]))
+        return min(int(self._end[one]), int(self._end[other])) - start
 
 
 def is_local(one: Connection) -> bool:

@@ -279,6 +279,8 @@ class _Decoder(Decoder):
             check_serials(problems, last, self._serials, self._sums, entries, found.is_early)
         report.seq_lost, report.seq_gaps = self._sequence.lost, self._sequence.gaps
         report.checkpoints = marks.number - self.before.checkpoints
+        if marks.end is not None:
+            report.claimed = marks.end[1].checkpoints - self.before.checkpoints
         pairs = self._clock.pairs
         report.clock_pairs, report.clock_steps = pairs.pairs, pairs.steps
         _tell_states(self._capture, report)
