@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _NAME = "tcpkmon"
 _MADE = pytest.StashKey["Captures"]()
+_BEFORE = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,6 +54,25 @@ def pytest_configure(config: pytest.Config) -> None:
         check_file(baseline, store)
     except FileError as error:
         raise pytest.UsageError(f"--tcpkmon-baseline: {error}") from None
+    if store:
+        config.stash[_BEFORE] = _changed_ns(baseline)
+
+
+def _changed_ns(path: Path) -> int:
+    return path.lstat().st_mtime_ns if path.exists() else 0
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says what --tcpkmon-store did; tests may run in other processes."""
+    config = terminalreporter.config
+    baseline, before = _baseline(config), config.stash.get(_BEFORE, None)
+    if baseline is None or before is None:
+        return
+    said = f"tcpkmon: values are stored in {baseline}"
+    if _changed_ns(baseline) == before:
+        said = "tcpkmon: nothing was stored: no test called capture.baseline(), or had the " \
+               "marker tcpkmon(baseline=True)"  # fmt: skip
+    terminalreporter.write_line(said)
 
 
 def _baseline(config: pytest.Config) -> Path | None:

@@ -103,6 +103,7 @@ def run(pytester: pytest.Pytester, *words: str) -> pytest.RunResult:
 def test_captures_checks_and_a_baseline(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=TALK + TESTS)
     stored = run(pytester, "--tcpkmon-baseline", "base.json", "--tcpkmon-store")
+    stored.stdout.fnmatch_lines(["tcpkmon: values are stored in *base.json"])
     stored.assert_outcomes(passed=1, failed=1)
     stored.stdout.fnmatch_lines([
         "1 of 2 assertions do not hold", "ok     count() == 2: is 2",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tcpkmon.formats.base import cli
-from tcpkmon.formats.commands import why
+from tcpkmon.formats.commands import export, why
 from tcpkmon.formats.registry import format_of
 from tests.kept.make import unpack
 from tests.unit.forging import PLACES, PscFile
@@ -85,6 +85,19 @@ def test_one_place_of_a_log_that_was_left_tells_it(
     name: str, left: str, seed: int, tmp_path: Path
 ) -> None:
     assert verdicts(forge_log(name, tmp_path, seed, {left})) == [5]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("left", [*PLACES, "index"])
+def test_a_forged_archive_whose_digest_fits(left: str, seed: int, tmp_path: Path) -> None:
+    """Parquet of a file that was forged before: the archive itself is made as it should be."""
+    unpack("psc-rotated", tmp_path)
+    first, *_ = sorted(tmp_path.rglob("*.pm"))
+    forge(first, seed, {left} - {"index"})
+    packed = first.with_name(f"{first.name}.parquet")
+    cli.run(export.command, [str(first), "-o", str(packed)])
+    first.unlink()
+    assert packed.exists() and 5 in verdicts(first.parent)
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")

@@ -67,3 +67,17 @@ def test_a_damaged_header_that_hides_the_ledger(name: str, tmp_path: Path) -> No
     (path,) = tmp_path.rglob("*.pm")
     path.write_bytes(path.read_bytes().replace(b"callvalue\0", b"callvalue\4", 1))
     assert cli.run(READERS[name], [*WORDS.get(name, []), str(path)]) != 0
+
+
+@pytest.mark.parametrize("suffix", ["pm", "klog", "magnet"])
+@pytest.mark.parametrize("name", ["psc-rotated", "klogger-rotated"])
+def test_a_stray_segment_is_told(name: str, suffix: str, tmp_path: Path) -> None:
+    """By its name it is one of the capture's, of this kind or another."""
+    unpack(name, tmp_path)
+    folder = tmp_path / name
+    stray = next(folder.glob("*-000001.*")).with_suffix(f".{suffix}")
+    stray = stray.with_name(stray.name.replace("-000001", "-000077"))
+    stray.mkdir() if suffix == "klog" else stray.write_text("x")
+    for command in (why.command, connections.command, requests.command, export.command):
+        words = WORDS["export"] if command is export.command else []
+        assert cli.run(command, [*words, str(folder)]) in (1, 5)

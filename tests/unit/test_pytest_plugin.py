@@ -61,6 +61,10 @@ def test_the_plugin_is_an_entry_point_with_a_marker(pytester: pytest.Pytester) -
     found.stdout.fnmatch_lines(["@pytest.mark.tcpkmon(name='', check=(), baseline=False, *"])
     refused = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--tcpkmon-store")
     refused.stderr.fnmatch_lines(["*--tcpkmon-store stores in the file of --tcpkmon-baseline*"])
+    pytester.makepyfile("def test_nothing(): pass")
+    words = ("--tcpkmon-store", "--tcpkmon-baseline", "base.json")
+    silent = pytester.runpytest_inprocess("-p", "no:cacheprovider", *words)
+    silent.stdout.fnmatch_lines(["tcpkmon: nothing was stored: no test called *baseline()*"])
 
 
 def test_who_may_not_capture_is_skipped_or_fails(
