@@ -9,12 +9,12 @@ from pathlib import Path
 
 from tcpkmon.collector.linux.deputy import Deputy
 from tcpkmon.collector.linux.privileges import User, settle
+from tcpkmon.collector.linux.trusted_files import open_folder
 from tcpkmon.formats.base.closing import Closing
 from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.base.files import create_file
 
 _MODE = 0o644
-_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TextFile(Closing):
@@ -22,12 +22,15 @@ class TextFile(Closing):
 
     As root, a process of its own writes it: it is the owner of the folder, without capabilities,
     and writes in that folder alone. So this process may become anybody. FileError where the folder
-    is none, or a link leads to it.
+    is none, or another user's link leads to it.
     """
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
-        self._folder = _open_folder(self._path.parent)
+        try:
+            self._folder = open_folder(str(self._path.parent))
+        except OSError as error:
+            raise FileError(f"{self._path.parent}: {error.strerror}", "make it first") from error
         self._deputy: Deputy | None = None
         if os.geteuid() == 0:
             status = os.fstat(self._folder)
@@ -57,25 +60,3 @@ class TextFile(Closing):
         with create_file(self._path, force=True, mode=_MODE, folder=self._folder) as out:
             out.write(text)
             return os.dup(out.fileno())
-
-
-def _open_folder(path: Path) -> int:
-    """A descriptor of the folder; whoever may write somewhere on the way can put no link there."""
-    path = Path.cwd() / path
-    opened = None
-    try:
-        for each in (*reversed(path.parents), path):
-            below = os.open(each.name or "/", _LOOK, dir_fd=opened)
-            if opened is not None:
-                os.close(opened)
-            opened = below
-            if each.is_symlink():
-                raise FileError(
-                    f"{each} is a symbolic link, which is not followed", f"use {each.resolve()}"
-                )
-        return os.open(f"/proc/self/fd/{opened}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise FileError(f"{each}: {error.strerror}", "make it first") from error
-    finally:
-        if opened is not None:
-            os.close(opened)

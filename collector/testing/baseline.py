@@ -17,6 +17,8 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+from tcpkmon.collector.linux.trusted_files import open_folder, open_no_link
+from tcpkmon.collector.writer.output_file import trusted_users
 from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.base.files import create_file
 
@@ -50,13 +52,16 @@ VALUES = {
 def read_tests(path: Path, folder: int | None = None) -> dict[str, dict[str, Any]]:
     """What a file stores, by test and capture; nothing where there is no file. FileError.
 
-    folder: a descriptor of the path's folder. No link is followed: root may test in a folder of
-    others.
+    folder: a descriptor of the path's folder. The file is no link, and no link of another user
+    leads to it: root may test in a folder of others.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        name = os.fspath(path) if folder is None else path.name
-        with open(os.open(name, flags, dir_fd=folder), encoding="utf-8") as file:
+        if folder is None:
+            opened = open_no_link(os.fspath(path), flags, trusted_users())
+        else:
+            opened = os.open(path.name, flags, dir_fd=folder)
+        with open(opened, encoding="utf-8") as file:
             tests: dict[str, dict[str, Any]] = json.load(file)["tests"]
         stored = [one["values"] for captures in tests.values() for one in captures.values()]
         for name, value in (pair for values in stored for pair in values.items()):
@@ -147,7 +152,7 @@ class Baseline:
 def _open_folder(path: Path) -> int:
     """All is done in this folder, even if another user puts a link in its place. FileError."""
     try:
-        return os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return open_folder(os.fspath(path.parent), trusted_users())
     except OSError as error:
         raise FileError(f"cannot store in {path}: {error.strerror}") from error
 

@@ -165,6 +165,23 @@ def test_a_baseline_follows_no_link(tmp_path: Path, name: str) -> None:
     assert (folder / name).is_symlink()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="it is root who is led elsewhere")
+def test_no_folder_of_another_user_leads_a_baseline_elsewhere(tmp_path: Path) -> None:
+    """He exchanges his folder for a link, between two looks at it."""
+    mine, his = tmp_path / "mine", tmp_path / "his"
+    for folder in (mine, his):
+        folder.mkdir()
+    os.chown(his, 65534, 65534)
+    (his / "tests").symlink_to(mine)
+    path = his / "tests" / "base.json"
+    with pytest.raises(FileError, match="is a symbolic link in a folder that others may write"):
+        Baseline(path, "one", True).compare("run", {"goodput": 1.0})
+    assert not [*mine.iterdir()]
+    (mine / "base.json").write_text('{"tests": {"one": {"run": {"values": {}}}}}')
+    with pytest.raises(FileError, match="is a symbolic link in a folder that others may write"):
+        Baseline(path, "one", False).compare("run", {})
+
+
 def test_what_is_wrong_with_a_baseline_is_told_before_the_tests(
     pytester: pytest.Pytester,
 ) -> None:
