@@ -23,7 +23,8 @@ from tcpkmon.formats.export.forms import ENDINGS, FORMS, TABLES
 @click.option("--format", "form", type=click.Choice(list(FORMS)),
               help="The format; by default that of the ending of OUT, else csv. spreadsheet is CSV "
               "in which text that a spreadsheet program takes for a formula begins with '. perl is "
-              "for Klogger logs.")
+              "for Klogger logs; psc1 is a PSC file as the report of 2000 has it, without what "
+              "tcpkmon added.")
 @click.option("--columns", metavar="NAME,...", help="Only these columns.")
 @click.option("--sort", type=click.Choice(["connection", "seq"]),
               help="connection: rows of a connection together in each row group, which needs "

@@ -48,6 +48,7 @@ FORMS: dict[str, Callable[[Records, Path | None, bool], None]] = {
     "spreadsheet": functools.partial(_write_text, "spreadsheet"),
     "json": functools.partial(_write_text, "json"),
     "perl": functools.partial(_write_text, "perl"),
+    "psc1": functools.partial(_write_text, "psc1"),
 }
 """The function that writes each form: write(records, output file, force).
 

@@ -88,6 +88,10 @@ class Column:
     mask: int = 0
     flags: int = FLAG_INT_HOST
 
+    def is_for(self, mods: int) -> bool:
+        """Whether it means something in a kernel with these features (psc_mods)."""
+        return not self.mask or not mods or bool(self.mask & mods)
+
     @property
     def is_time(self) -> bool:
         """Whether this is a struct timeval, of two 32-bit or two 64-bit words."""

@@ -30,7 +30,9 @@ class Description:
         self.header = header
         self.warnings: list[str] = []
         self._unreadable: list[str] = []
-        self.columns_by_name = {column.name: column for column in header.columns if column.length}
+        self.columns_by_name = {
+            one.name: one for one in header.columns if one.length and one.is_for(header.mods)
+        }
         self.names = tuple(self.columns_by_name)
 
     def find_column(self, name: str) -> Column:

@@ -20,6 +20,7 @@ from tcpkmon.formats.base.text import address_of, text_of
 from tcpkmon.formats.lines import StringWriter
 from tcpkmon.formats.psc.entries import Entries
 from tcpkmon.formats.psc.lines import Text, write_lines
+from tcpkmon.formats.psc.plain import write_plain
 from tcpkmon.formats.psc.sequence import Losses
 from tcpkmon.formats.psc.values import decode
 
@@ -127,7 +128,11 @@ class Snapshots:
         self._plain_text = plain_text
 
     def write_text(self, form: str, out: BinaryIO) -> None:
-        """Write "csv", "spreadsheet" or "json", in the order of the file; else UsageError."""
+        """Write "csv", "spreadsheet" or "json", in the order of the file, or the file "psc1" of
+        formats/psc/plain.py; else UsageError."""
+        if form == "psc1":
+            write_plain(self.capture, self.names, out)
+            return
         write_lines(self.capture, self.texts, form, out)
 
     def tables(self, reuse: bool = False, rows: int | None = None) -> Iterator[dict[str, Any]]:

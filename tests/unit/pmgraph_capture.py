@@ -53,6 +53,8 @@ class Builder:
     columns: tuple[tuple[str, int, int, int], ...] = CLASSIC
     rows: list[dict[str, Any]] = field(default_factory=list)
     seq: int = 0
+    mods: int = 2
+    masks: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.tcpkmon:
@@ -87,14 +89,15 @@ class Builder:
 
     def header(self) -> bytes:
         endian = {"<": 0, ">": 1}[self.order]
-        records = [(2, b"1.0".ljust(8, b"\0")), (1, struct.pack(">HH", 2, 0)),
+        records = [(2, b"1.0".ljust(8, b"\0")), (1, struct.pack(">HH", self.mods, 0)),
                    (5, struct.pack(">I", endian))]  # fmt: skip
         if self.mclsize:
             records.append((6, struct.pack(">I", self.mclsize)))
         records.append((3, struct.pack(">HH", self.entry_size, 0)))
         for name, offset, length, flags in self.columns:
             text = name.encode() if isinstance(name, str) else name
-            records.append((4, struct.pack(">24sHBBHH", text, offset, length, 2, 0, flags)))
+            records.append((4, struct.pack(">24sHBBHH", text, offset, length, 2,
+                                             self.masks.get(name, 0), flags)))  # fmt: skip
         if self.tcpkmon:
             records.append((0x103, SCHEMA.encode()))
         records.append((0, b""))

@@ -289,3 +289,21 @@ def test_closed_pipe_is_silent(tmp_path: Path, ours: Builder) -> None:
         process.stdout.close()
         err = process.stderr.read()
     assert b"Traceback" not in err
+
+
+def test_a_column_that_the_kernel_had_no_use_for_is_no_column(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By its mask: a kernel without FACK (psc_mods 4) has no snd_fack."""
+    for mods, mask, has in ((7, 4, True), (3, 4, False), (3, 6, True), (3, 0, True), (0, 4, True)):
+        builder = Builder(tcpkmon=True, mods=mods, masks={"snd_fack": mask})
+        sawtooth(builder, 1055, 5050, 1)
+        path = builder.write(tmp_path / "a.pm")
+        code, out, said = run(capfd, path, "-T", "-d")
+        assert code == 0 and ("snd_fack" in out.splitlines()[0].split()) == has
+        (told,) = (line for line in said.splitlines() if "options that it can show" in line)
+        assert ("-f" in told.split()) == has
+        code, _, said = run(capfd, path, "-T", "-f")
+        assert (code, "has no column snd_fack" in said) == ((0, False) if has else (2, True))
+        assert run(capfd, path, "-o", tmp_path / "x.png", "--force")[0] == 0
+        assert run(capfd, path, "-f", "-o", tmp_path / "x.png", "--force")[0] == (0 if has else 2)
