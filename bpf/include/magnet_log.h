@@ -60,6 +60,17 @@ static __always_inline u32 magnet_copied(const int direct, struct tcp_sock *tp) 
     return copied - (magnet_has_fin(direct, tp) && copied == READ(direct, tp, rcv_nxt));
 }
 
+/* The flags of the newest segment that waits for its reader, with those that were merged into it;
+ * 0: none waits.
+ */
+static __always_inline u16 magnet_newest_flags(struct sock *sk) {
+    struct sk_buff *skb = READ(0, sk, sk_receive_queue.prev);
+
+    if ((u64)skb == (u64)&sk->sk_receive_queue)
+        return 0;
+    return READ(0, (struct tcp_skb_cb *)&skb->cb, tcp_flags) & 0xff;
+}
+
 /* Flags of magnet_packet(). */
 #define MAGNET_RECEIVED 1 /* its source is the remote end */
 /* Find the connection only where an earlier event identified it; that of a received packet by its

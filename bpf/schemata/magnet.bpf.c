@@ -221,6 +221,7 @@ PROBE(magnet_ready, "TCP_RECV",
         e.seq_lo = e.ack = magnet_copied(DIRECT, tp);
         e.seq_hi = magnet_in_order(DIRECT, tp);
         e.size = e.seq_hi - e.seq_lo;
+        e.flags = magnet_newest_flags(sk);
         klogger(TCP_RECV, MAGNET_SOCKET(DIRECT, e, tp));
     } else if (who.protocol == PROTOCOL_UDP) {
         /* The newest datagram; the queue itself where its reader was faster. */

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from tcpkmon.formats.magnet.header import MagnetFile
 from tcpkmon.formats.magnet.layout import FIRST_CONTROL, LOST
 from tcpkmon.formats.verify import Report, verify_magnet
 from tests.live.capturing import WAIT_S, wait_until
+from tests.live.wire import decode
 
 ROOT = Path(__file__).resolve().parents[2]
 COLLECT = [sys.executable, "-c", "from tcpkmon.collector.commands import collect; collect.main()"]
@@ -116,6 +118,45 @@ def test_a_counted_transfer(tmp_path: Path, options: Sequence[str]) -> None:
     else:
         data = path.read_bytes()
         assert not any(f'"{p}"'.encode() in data or f":{p}".encode() in data for p in ports)
+
+
+def test_flags_are_those_on_the_wire(tmp_path: Path) -> None:
+    """Each segment is read before the next one comes, so that none is merged into another."""
+    path = tmp_path / "a.magnet"
+    process = start(path, "--data")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3)) as tap,
+    ):
+        tap.bind(("lo", 3))
+        client = socket.create_connection(listener.getsockname())
+        server, _ = listener.accept()
+        ends = client.getsockname()[1], listener.getsockname()[1]
+        for number in range(20):
+            one, other = (client, server) if number % 2 else (server, client)
+            one.send(b"x" * 200)
+            assert len(other.recv(200)) == 200
+        client.close()
+        assert server.recv(1) == b""
+        server.close()
+        assert stop(process, path).exit_code == 0
+        packets = []
+        with suppress(BlockingIOError):
+            while True:
+                data, where = tap.recvfrom(1 << 16, socket.MSG_DONTWAIT)
+                packet = decode(data, where[2] == socket.PACKET_OUTGOING)
+                if packet is not None and not packet.sent:
+                    packets.append(packet)
+    rows, codes = rows_of(path)
+    rows = rows[rows["event"] == codes["MAGNET_TCP_RECV"]]
+    for mine, peer in (ends, ends[::-1]):
+        # What reaches the reader: data, and the FIN; not the SYN, nor what is an ACK alone. The
+        # client has closed: nobody reads the server's FIN.
+        wanted = [one.flags for one in packets if one.ports == (peer, mine)
+                  and (one.size or (one.flags & 1 and mine == ends[1]))]  # fmt: skip
+        assert len(wanted) >= 10
+        got = rows[(rows["source"] == mine) & (rows["dest"] == peer)]["flags"].tolist()
+        assert [one for one in got if one] == wanted
 
 
 def test_losses_are_in_their_places(tmp_path: Path) -> None:
