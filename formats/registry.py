@@ -40,6 +40,7 @@ class FileFormat:
     suffix: how the file names that collect chooses end; segment: how those of segments do.
     place_at: capture and number of a segment. is_folder: a capture is a folder with one
     file for each CPU, otherwise one file. schema: the one that it can hold; None: any.
+    fields: those that each event needs, if events of a user's schemata can be beside that schema.
     can_print: collect can print records (--print) while it writes them.
     """
 
@@ -55,6 +56,7 @@ class FileFormat:
     place_at: Callable[[Path], tuple[str, int]] = lambda path: ("", 0)
     is_folder: bool = False
     schema: str | None = None
+    fields: tuple[str, ...] = ()
     can_print: bool = False
 
     @property
@@ -212,6 +214,7 @@ _ALL = (
         _repaired(late("tcpkmon.formats.verify", "repair_magnet")),
         "a MAGNeT file", "tcpkmon magnet-parse", suffix=".magnet", segment=".magnet",
         place_at=late("tcpkmon.formats.magnet.reader", "place_at"), schema="magnet",
+        fields=("connection",),
     ),
     # The last one: a PSC file has no magic number, so it is any file that no other format accepts.
     FileFormat(

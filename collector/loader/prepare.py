@@ -23,7 +23,7 @@ from tcpkmon.collector.plan.budget import Step, make_steps
 from tcpkmon.collector.plan.choice import check_budget, check_limits, choose
 from tcpkmon.collector.plan.columns import EVENT, Layout
 from tcpkmon.collector.plan.engine_config import Engine, make_engine
-from tcpkmon.collector.plan.event_layout import lay_out_sources, ring_dtype
+from tcpkmon.collector.plan.event_layout import EventLayout, lay_out_sources, ring_dtype
 from tcpkmon.collector.plan.filters import FILTER_MAP, FOLLOWING, Flag
 from tcpkmon.collector.plan.probes import Plan, address_lines, find_probes, make_plan, require_any
 from tcpkmon.collector.plan.request import Request
@@ -158,6 +158,8 @@ class Wish:
     transport: Transport = DEFAULT_TRANSPORT
     sheds: bool = False
     """It has a budget."""
+    fields: tuple[str, ...] = ()
+    """What each event must have."""
 
 
 def wish_of(request: Request, transport: Transport) -> Wish:
@@ -178,6 +180,7 @@ def wish_of(request: Request, transport: Transport) -> Wish:
         filtered=bool(request.filters.flags),
         transport=transport,
         sheds=request.budget is not None,
+        fields=request.format.fields,
     )
 
 
@@ -248,6 +251,8 @@ def decide(wish: Wish) -> Decided:
     btf = KernelAnswers()
     layout = lay_out_sources(sources, wish.using, wish.data) if wish.klogger else None
     locations, chosen = choose(wish.locations, has_tcp(sources), layout)
+    if layout is not None:
+        _check_fields(layout, chosen, wish.fields)
     tcp = events = None
     if has_tcp(sources):
         tcp = make_tcp_part(
@@ -262,6 +267,16 @@ def decide(wish: Wish) -> Decided:
     if wish.sheds and tcp is None and layout is not None:
         check_budget(chosen, layout)
     return Decided(btf, text, shipped, tcp, events, plan, wish.transport, wish.sheds)
+
+
+def _check_fields(layout: EventLayout, chosen: Collection[str], needed: Sequence[str]) -> None:
+    for slot in layout.logged:
+        lacks = {*needed} - {field.name for field in slot.event.fields}
+        if slot.name in chosen and lacks:
+            raise UsageError(
+                f"the event {slot.name} has no field {', '.join(sorted(lacks))}, which each record "
+                "of this file has", "declare it (ulonglong), or add --format klogger",
+            )  # fmt: skip
 
 
 def _plan(

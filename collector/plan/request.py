@@ -31,6 +31,7 @@ from tcpkmon.collector.plan.options import (
 )
 from tcpkmon.collector.plan.recorder import Recorder, columns_for
 from tcpkmon.collector.plan.rotation import Rotation
+from tcpkmon.collector.plan.schema_sources import shipped_names
 from tcpkmon.collector.writer.stream import STREAMS
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.registry import FILE_FORMATS, FileFormat
@@ -214,9 +215,11 @@ def check_request(request: Request) -> None:
             raise UsageError("--record-last writes a file for each dump: it does not rotate")
         if request.output == "-":
             raise UsageError("each dump is a file of its own", "name a folder: -o FOLDER")
-    only = request.format.schema
-    if only is not None and request.schemata != (only,):
-        what = f"{request.format.title} holds the schema {only} alone"
+    only, shipped = request.format.schema, {*request.schemata} & {*shipped_names()}
+    is_more = len(request.schemata) > 1 and not request.format.fields
+    if only is not None and (shipped != {only} or is_more):
+        own = " and a user's own" if request.format.fields else " alone"
+        what = f"{request.format.title} holds the schema {only}{own}"
         raise UsageError(what, "add --format klogger")
     if request.using and not request.format.holds_events:
         raise UsageError("--using chooses among the log levels of a schema", "name one: --schema")

@@ -192,12 +192,53 @@ def test_a_capture_that_is_killed(tmp_path: Path) -> None:
     assert verify_magnet(new).end_reason == "error"
 
 
+OWN = {
+    "mine.conf": "event FREED { ulonglong connection; int size }\nevent OTHER { int size }\n",
+    "mine.bpf.c": """#include "klogger.h"
+
+struct sk_buff;
+
+PROBE(freed, "FREED", "btf:consume_skb raw:consume_skb")
+{
+    struct sk_buff *skb = (struct sk_buff *)ARG(0);
+
+    klogger(FREED, 7, READ(DIRECT, skb, len));
+}
+""",
+}
+
+
+def test_own_events_are_in_it(tmp_path: Path) -> None:
+    """As 2001 promised: the event declared, and a call where it happens."""
+    folder, path = tmp_path / "mine", tmp_path / "a.magnet"
+    folder.mkdir()
+    for name, text in OWN.items():
+        (folder / name).write_text(text)
+    words = ("--schema", "magnet", "--schema", str(folder))
+    done = subprocess.run(
+        [*COLLECT, "--format", "magnet", "-o", str(path), *words], cwd=ROOT, check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and "the event OTHER has no field connection" in done.stderr
+    (folder / "mine.conf").write_text(OWN["mine.conf"].splitlines()[0])
+    process = start(path, *words)
+    transfer(20)
+    report = stop(process, path)
+    assert report.exit_code == 0 and report.proven_end, report.problems
+    rows, codes = rows_of(path)
+    freed = rows[rows["event"] == codes["MAGNET_FREED"]]
+    assert len(freed) > 3 and set(freed["sockid"].tolist()) == {7}
+    assert (rows["event"] == codes["MAGNET_SOCK_SEND"]).sum() >= 40
+    (row,) = (row for row in report.rows if row.name == "MAGNET_FREED" and row.cpu == 0)
+    assert row.in_file == row.written
+
+
 def test_other_schemata_are_refused(tmp_path: Path) -> None:
     for options in (["--schema=sched"], ["--schema=tcp"], ["--schema=magnet", "--schema=tcp"]):
         words = [*COLLECT, "--format", "magnet", "-o", str(tmp_path / "a"), *options]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 2
-        assert "a MAGNeT file holds the schema magnet alone" in done.stderr
+        assert "a MAGNeT file holds the schema magnet and a user's own" in done.stderr
         assert "add --format klogger" in done.stderr
     assert not (tmp_path / "a").exists()
 
