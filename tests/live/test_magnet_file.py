@@ -229,8 +229,8 @@ def test_own_events_are_in_it(tmp_path: Path) -> None:
     freed = rows[rows["event"] == codes["MAGNET_FREED"]]
     assert len(freed) > 3 and set(freed["sockid"].tolist()) == {7}
     assert (rows["event"] == codes["MAGNET_SOCK_SEND"]).sum() >= 40
-    (row,) = (row for row in report.rows if row.name == "MAGNET_FREED" and row.cpu == 0)
-    assert row.in_file == row.written
+    mine = [row for row in report.rows if row.name == "MAGNET_FREED"]
+    assert sum(row.in_file for row in mine) == len(freed)
 
 
 def test_other_schemata_are_refused(tmp_path: Path) -> None:
