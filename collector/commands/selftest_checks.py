@@ -6,7 +6,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -61,8 +61,25 @@ class Wanted:
     suffix: str = ".pm"
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """Captures of counted traffic: their paths and what was wanted, by name. findings: captures
+    that could not be made. rest: connections at rest, as their processes see them."""
+
+    paths: Mapping[str, Path]
+    wanted: Mapping[str, Wanted]
+    counts: Counts
+    rest: Sequence[tuple[End, bytes, str]]
+    findings: Sequence[Finding]
+
+
 def run(folder: Path, say: Callable[[str], None]) -> list[Finding]:
     """Make the traffic and the captures in `folder`, and check them. Errors: those of Lab."""
+    return compare(record(folder, say))
+
+
+def record(folder: Path, say: Callable[[str], None]) -> Recorded:
+    """Make the traffic, and the captures in `folder`. Errors: those of Lab."""
     with ExitStack() as stack:
         lab = stack.enter_context(Lab())
         traffic = stack.enter_context(Traffic(lab))
@@ -91,12 +108,18 @@ def run(folder: Path, say: Callable[[str], None]) -> list[Finding]:
         for capture in running.values():
             capture.stop()
     paths = {name: capture.output for name, capture in running.items()}
+    return Recorded(paths, wanted, counts, rest, findings)
+
+
+def compare(recorded: Recorded) -> list[Finding]:
+    """Hold the captures against what was counted."""
+    paths, counts, findings = recorded.paths, recorded.counts, [*recorded.findings]
     for name, path in paths.items():
         findings.append(_check_proof(name, path))
     main = _Main(paths["all"])
     findings += _check_locations(main, counts)
-    findings += _check_values(main, rest)
-    for name, want in wanted.items():
+    findings += _check_values(main, recorded.rest)
+    for name, want in recorded.wanted.items():
         if want.ends is not None and name in paths:
             findings.append(_check_ends(name, paths[name], ends_of(*want.ends(counts))))
     for name in ("perf", "klogger"):

@@ -4,56 +4,69 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from capturing import ROOT, capturing
+from capturing import capturing
+from click.testing import CliRunner
 
-from tcpkmon.collector.commands import selftest_checks, selftest_traffic
+from tcpkmon.collector.commands import selftest_checks
+from tcpkmon.collector.commands.selftest import command
 from tcpkmon.collector.commands.selftest_checks import NOT_CAUSED, NOT_HERE, OK, WRONG
 
-DRIVER = "from tcpkmon.collector.commands.tcpkmon import main; main()"
+
+@pytest.fixture(scope="module")
+def told(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[int, Any, selftest_checks.Recorded]:
+    """What the command says: its exit code, and the JSON; and what it recorded."""
+    recorded: list[selftest_checks.Recorded] = []
+    compare = selftest_checks.compare
+    folder = tmp_path_factory.mktemp("selftest")
+
+    def keep(found: selftest_checks.Recorded) -> list[selftest_checks.Finding]:
+        copies = {name: folder / path.name for name, path in found.paths.items()}
+        for name, path in found.paths.items():
+            (shutil.copytree if path.is_dir() else shutil.copy2)(path, copies[name])
+        recorded.append(replace(found, paths=copies))
+        return compare(found)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TCPKMON_CACHE", str(folder / "cache"))
+        patch.setattr(selftest_checks, "compare", keep)
+        done = CliRunner().invoke(command, ["--json"], standalone_mode=False)
+    assert done.exception is None, done.output
+    return done.return_value, json.loads(done.stdout), recorded[0]
 
 
 def test_all_is_well_here_and_the_next_capture_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    told: tuple[int, Any, selftest_checks.Recorded], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("TCPKMON_CACHE", str(tmp_path / "cache"))
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, "selftest", "--json"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout)
-    results = Counter(one["result"] for one in told["findings"])
-    assert set(results) <= {OK, NOT_HERE, NOT_CAUSED}
+    code, said, _ = told
+    results = Counter(one["result"] for one in said["findings"])
+    assert code == 0 and set(results) <= {OK, NOT_HERE, NOT_CAUSED}, said
     assert results[OK] >= 40
-    assert {one["area"] for one in told["findings"]} == set(selftest_checks.AREAS)
+    assert {one["area"] for one in said["findings"]} == set(selftest_checks.AREAS)
     with capturing(tmp_path / "a.pm") as run:
         outcome = run.stop()
     named = outcome.capture.settings["selftest"]
-    assert named["digest"] == told["digest"]
+    assert named["digest"] == said["digest"]
     assert named["results"] == dict(results)
 
 
 def test_a_call_that_nobody_recorded_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    told: tuple[int, Any, selftest_checks.Recorded]
 ) -> None:
     """The application counts one call more, the kernel one retransmission more than there was."""
-    make = selftest_traffic.Traffic.run
-
-    def run(self: selftest_traffic.Traffic) -> selftest_traffic.Counts:
-        counts = make(self)
-        counts.exchanges["v4"].client.connections[0].sends += 1
-        counts.exchanges["v6"].client.connections.pop()
-        counts.kernel["a"]["RetransSegs"] += 1
-        return counts
-
-    monkeypatch.setattr(selftest_traffic.Traffic, "run", run)
-    findings = selftest_checks.run(tmp_path, lambda text: None)
-    wrong = {one.name for one in findings if one.result == WRONG}
+    recorded = told[2]
+    counts = recorded.counts
+    counts.exchanges["v4"].client.connections[0].sends += 1
+    counts.exchanges["v6"].client.connections.pop()
+    counts.kernel["a"]["RetransSegs"] += 1
+    wrong = {one.name for one in selftest_checks.compare(recorded) if one.result == WRONG}
     assert {"SEND_CALL", "RETRANSMIT", "DESTROY", "magnet: SOCK_SEND", "--addr", "-6"} <= wrong
     assert not wrong & {"RTO", "RESET_SENT", "-4", "--ports", "perf", "klogger"}
