@@ -591,6 +591,11 @@ def fail_if(data: bytes) -> None:
     assert judged.failed is (condition.sign * (found[0].change or 0) > condition.bound), judged
 
 
+def sound() -> Path:
+    """A capture to compare with."""
+    return _sound(os.getpid())
+
+
 @cache
 def _sound(owner: int) -> Path:
     from tests.unit.diff_capture import write_runs
@@ -828,6 +833,13 @@ def folders(data: bytes) -> None:
     check_folder(data, _folder(os.getpid()) / "folders")
 
 
+def forgeries(data: bytes) -> None:
+    """A kept capture that somebody forged: see forgeries.py."""
+    from tests.fuzz.forgeries import check
+
+    check(data, _folder(os.getpid()) / "forged")
+
+
 def archived(data: bytes) -> None:
     """What Parquet and zstd hold."""
     from tests.fuzz.folder_changes import check_archive
@@ -903,4 +915,5 @@ TARGETS = {
     "folders": Target("folders", 20, folders),
     "archive": Target("archive", 20, archived),
     "index": Target("index", 10, index),
+    "forgeries": Target("folders", 20, forgeries),
 }
