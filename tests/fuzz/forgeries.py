@@ -12,7 +12,6 @@ import json
 import random
 import re
 import tempfile
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -73,8 +72,16 @@ def check(data: bytes, folder: Path) -> None:
 
 def _readers(name: str) -> list[tuple[str, Any, list[str]]]:
     from tcpkmon.formats.commands import (
-        check, connections, decode, diff, export, latency, pmgraph, requests, why,
-    )  # fmt: skip
+        check,
+        connections,
+        decode,
+        diff,
+        export,
+        latency,
+        pmgraph,
+        requests,
+        why,
+    )
 
     as_rows = ("export", export.command, ["--format", "csv"])
     talks = [
@@ -179,7 +186,7 @@ def _index(
 ) -> bool:
     """Rewrite its lines of a segment; whether all was rewritten that counts its records."""
     left = {word for word in ("records", "bytes", "sha256") if chance.random() < 0.2}
-    segment = which.split("/")[0]
+    segment = which.split("/", 1)[0]
     plain = re.sub(r"\.(zst|parquet)$", "", segment)
     lines, counts = [], set[str]()
     for line in forged.files[INDEX].splitlines():

@@ -89,9 +89,9 @@ class Daemon:
         words = [sys.executable, "-c", _START, ":".join(names), ":".join(map(str, fds))]
         began_s = time.monotonic()
         self.process = subprocess.Popen(
-            [*words, *self.program, "daemon", "--config", str(self.config)], stdin=subprocess.DEVNULL,
-            stderr=self._error, env=self.environment | more, preexec_fn=listen,  # noqa: PLW1509
-            pass_fds=fds,
+            [*words, *self.program, "daemon", "--config", str(self.config)],
+            stdin=subprocess.DEVNULL, stderr=self._error, env=self.environment | more,
+            preexec_fn=listen, pass_fds=fds,  # noqa: PLW1509
         )  # fmt: skip
         if is_ready:
             self.hears("READY=1", began_s)
