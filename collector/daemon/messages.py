@@ -25,6 +25,7 @@ MOST_WHY = 1000
 _BURST, _A_SECOND = 1000, 10.0
 """Messages that may come at once, and on average. A capture sends one or two a second; a
 supervisor that stood still finds 300 at most, which fill the socket."""
+_MOST_DEPTH = 30
 _NAME = re.compile(r"[\w./-]{1,128}", re.ASCII)
 LATER = re.compile(r"more/(\w{1,64})/[0-3]", re.ASCII)
 """The name of a link that is attached later: of a program that has others already."""
@@ -123,6 +124,16 @@ def _is_names(value: object) -> bool:
     )
 
 
+def _is_state(value: object) -> bool:
+    return isinstance(value, dict) and _is_shallow(value, _MOST_DEPTH)
+
+
+def _is_shallow(value: object, levels: int) -> bool:
+    """What is read so deep can be written again, deeper in calls and in another object."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_is_shallow(one, levels - 1) for one in inner)
+
+
 def _is_why(value: object) -> bool:
     return isinstance(value, str) and len(value) <= MOST_WHY
 
@@ -135,7 +146,7 @@ _Fields = dict[str, Callable[[object], bool]]
 _KINDS: dict[str, tuple[_Fields, Callable[..., Told] | None]] = {
     "ready": ({}, Ready),
     "drained": ({"records": _is_count, "lost": _is_count}, Drained),
-    "park": ({"state": lambda value: isinstance(value, dict), "names": _is_names}, _park),
+    "park": ({"state": _is_state, "names": _is_names}, _park),
     "went on": ({"killed": _is_count}, WentOn),
     "anew": ({"why": _is_why}, Anew),
 }

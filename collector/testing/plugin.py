@@ -59,7 +59,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _changed_ns(path: Path) -> int:
-    return path.lstat().st_mtime_ns if path.exists() else 0
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -25,6 +25,7 @@ BASE = frozenset(
     | {"CHANGE", "TRIGGER", "RECONCILED"}
 )
 """Events that the collector makes (bpf/schemata/base.conf); all others are the kernel's."""
+_MOST = 1 << 62
 LOST = "MAGNET_LOST"
 """An event of MAGNeT files: so many events of the kernel are lost here."""
 
@@ -59,7 +60,7 @@ class Overlap:
                 told = previous["last_seq"]
                 if self._lost is None:
                     told = previous["serials"].get(str(header["cpu"]), 0)
-                self._before = int(told)
+                self._before = int(told) if 0 <= told < _MOST else None
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             self._before = None
 

@@ -77,9 +77,8 @@ def check_folder(data: bytes, folder: Path) -> None:
     kind = chance.choice([*templates()])
     files, other, records = templates()[kind]
     files = dict(files)
-    for _ in range(chance.choice((1, 1, 2, 3))):
-        chance.choice(_CHANGES)(files, other, chance)
-    _write(files, folder)
+    change_folder(files, other, chance)
+    write(files, folder)
     codes, is_chain = {5}, False
     with suppress(TcpkmonError):
         reports = format_of(folder).verify(folder)
@@ -100,7 +99,7 @@ def check_archive(data: bytes, folder: Path) -> None:
     from tcpkmon.formats.base.files import open_plain, read_head
     from tcpkmon.formats.registry import format_of
 
-    _write({"x.pm": data}, folder)
+    write({"x.pm": data}, folder)
     path = folder / "x.pm"
     with suppress(TcpkmonError), open_plain(path) as file:
         whole = file.read()
@@ -116,7 +115,7 @@ def check_index(data: bytes, folder: Path) -> None:
     from tcpkmon.formats.registry import format_of
 
     files, _, records = templates()["psc"]
-    _write({**files, INDEX: data}, folder)
+    write({**files, INDEX: data}, folder)
     reports = format_of(folder).verify(folder)
     json.dumps([report.as_json() for report in reports])
     assert reports[3].totals.in_file == records
@@ -138,21 +137,26 @@ def archives() -> Iterator[tuple[str, bytes]]:
     """Seeds of check_archive()."""
     import pyarrow
 
-    from tcpkmon.formats.export.table_file import write_parquet
-    from tcpkmon.formats.psc.archive import describe
-    from tcpkmon.formats.psc.reader import open_capture
-
     with tempfile.TemporaryDirectory() as base:
         path, packed = Path(base, "x.pm"), Path(base, "x.parquet")
         for number, data in enumerate(_small()):
             path.write_bytes(data)
-            with open_capture(path) as capture, packed.open("wb+") as out:
-                records = capture.for_export("parquet")
-                write_parquet(records, out, describe(capture, records))
+            pack_parquet(path, packed)
             yield f"parquet-{number}", packed.read_bytes()
         with pyarrow.CompressedOutputStream(str(packed), "zstd") as out:
             out.write(_small()[0])
         yield "zstd", packed.read_bytes()
+
+
+def pack_parquet(path: Path, packed: Path) -> None:
+    """A PSC file as retention archives it: with what makes it a capture again."""
+    from tcpkmon.formats.export.table_file import write_parquet
+    from tcpkmon.formats.psc.archive import describe
+    from tcpkmon.formats.psc.reader import open_capture
+
+    with open_capture(path) as capture, packed.open("wb+") as out:
+        records = capture.for_export("parquet")
+        write_parquet(records, out, describe(capture, records))
 
 
 def indexes() -> Iterator[tuple[str, bytes]]:
@@ -161,7 +165,7 @@ def indexes() -> Iterator[tuple[str, bytes]]:
         yield name, templates()[name][0][INDEX]
 
 
-def _write(files: Files, folder: Path) -> None:
+def write(files: Files, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name, data in files.items():
@@ -171,6 +175,12 @@ def _write(files: Files, folder: Path) -> None:
 
 
 # What is done to a folder.
+
+
+def change_folder(files: Files, other: Files, chance: random.Random) -> None:
+    """Rearrange it, in one to three steps. other: a capture from which segments come."""
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        chance.choice(_CHANGES)(files, other, chance)
 
 
 def _segments(files: Files) -> list[str]:

@@ -52,8 +52,9 @@ FAIL_IF = (
     "srtt_p50_us less 0%", "goodput_p5 worze five", "share_app worse 1%", "min_rtt_us worse 1% x",
 )  # fmt: skip
 DAEMON = ({"op": "status"}, {"op": "reload"}, {"op": ["status"]}, {"op": {}}, ["op"], "op", None)
-WORKER: tuple[object, ...] = (
+WORKER: tuple[dict[str, object], ...] = (
     {"what": "park", "state": {"path": "p"}, "names": ["link/f/0"]},
+    {"what": "park", "state": {"digests": {"x": "y"}}, "names": ["journal", "link/f/0"]},
     {"what": "park", "state": {}, "names": ["more/f/0"]}, {"what": "ready"},
     {"what": "anew", "why": "x"}, {"what": "drained", "records": 10**15, "lost": 7},
     {"what": "went on", "killed": 3}, {"more": True},
@@ -265,7 +266,7 @@ def _texts(kind: str) -> Iterator[tuple[str, bytes]]:
         for number, request in enumerate(DAEMON):
             yield str(number), json.dumps(request).encode() + b"\n"
     elif kind == "worker":
-        lines = [b"+" * ("link/f/0" in str(one)) + json.dumps(one).encode() for one in WORKER]
+        lines = [b"+" * len(one.get("names", ())) + json.dumps(one).encode() for one in WORKER]
         yield "all", b"\n".join(lines)
         for number, line in enumerate(lines):
             yield str(number), line

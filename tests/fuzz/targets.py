@@ -591,6 +591,11 @@ def fail_if(data: bytes) -> None:
     assert judged.failed is (condition.sign * (found[0].change or 0) > condition.bound), judged
 
 
+def sound() -> Path:
+    """A capture to compare with."""
+    return _sound(os.getpid())
+
+
 @cache
 def _sound(owner: int) -> Path:
     from tests.unit.diff_capture import write_runs
@@ -714,10 +719,12 @@ def daemon_request(data: bytes) -> None:
 
 def worker_message(data: bytes) -> None:
     """What a capture's process sends is taken, or the process is cut off; all can be told, and no
-    descriptor stays. Each line is a message; with b"+" before it, it has a descriptor."""
+    descriptor stays. Each line is a message, with as many descriptors as there are b"+" before it.
+    What it left is told to the next process."""
     from tcpkmon.collector.daemon.channel import pair
     from tcpkmon.collector.daemon.child import Child, State
     from tcpkmon.collector.daemon.held import Held
+    from tcpkmon.collector.daemon.messages import Ear
     from tcpkmon.collector.daemon.systemd import Systemd
     from tcpkmon.collector.daemon.telling import Telling
 
@@ -725,6 +732,7 @@ def worker_message(data: bytes) -> None:
     held = Held(Systemd({}), "a", {})
     child = Child("a", {"folder": "/", "table": {}}, None, held)
     child.state = _pick(data, (State.STARTING, State.ATTACHED))
+    child._ear = Ear(trusted=child.state is State.STARTING)
     child.channel, theirs = pair()
     with socket.socket(fileno=os.dup(theirs.fileno())) as end, open(os.devnull) as file:
         theirs.close()
@@ -732,13 +740,14 @@ def worker_message(data: bytes) -> None:
             if child.channel is None:
                 break
             with suppress(OSError):
-                fds = [file.fileno()] * line.startswith(b"+")
-                socket.send_fds(end, [line.removeprefix(b"+")], fds)
+                told = line.lstrip(b"+")
+                socket.send_fds(end, [told], [file.fileno()] * min(len(line) - len(told), 253))
                 child.hear()
             json.dumps([child.records, child.lost, held.state], allow_nan=False)
             Telling(Systemd({})).tell([child], True)
             assert all(len(text) < 2000 for text in child.said)
     child._hang_up()
+    json.dumps({"parked": {"state": held.state, "names": [*held.fds]}})
     held.close()
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -828,6 +837,13 @@ def folders(data: bytes) -> None:
     check_folder(data, _folder(os.getpid()) / "folders")
 
 
+def forgeries(data: bytes) -> None:
+    """A kept capture that somebody forged: see forgeries.py."""
+    from tests.fuzz.forgeries import check
+
+    check(data, _folder(os.getpid()) / "forged")
+
+
 def archived(data: bytes) -> None:
     """What Parquet and zstd hold."""
     from tests.fuzz.folder_changes import check_archive
@@ -903,4 +919,5 @@ TARGETS = {
     "folders": Target("folders", 20, folders),
     "archive": Target("archive", 20, archived),
     "index": Target("index", 10, index),
+    "forgeries": Target("folders", 20, forgeries),
 }

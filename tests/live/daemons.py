@@ -45,6 +45,8 @@ class Daemon:
         self.told: list[tuple[float, list[str]]] = []
         self.stored: dict[str, int] = {}
         """Descriptors by name, as systemd holds them."""
+        self.program = [TCPKMON]
+        """The words in front of `daemon`."""
         self._watchdog_s = watchdog_s
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify.bind(str(folder / "notify"))
@@ -87,9 +89,9 @@ class Daemon:
         words = [sys.executable, "-c", _START, ":".join(names), ":".join(map(str, fds))]
         began_s = time.monotonic()
         self.process = subprocess.Popen(
-            [*words, TCPKMON, "daemon", "--config", str(self.config)], stdin=subprocess.DEVNULL,
-            stderr=self._error, env=self.environment | more, preexec_fn=listen,  # noqa: PLW1509
-            pass_fds=fds,
+            [*words, *self.program, "daemon", "--config", str(self.config)],
+            stdin=subprocess.DEVNULL, stderr=self._error, env=self.environment | more,
+            preexec_fn=listen, pass_fds=fds,  # noqa: PLW1509
         )  # fmt: skip
         if is_ready:
             self.hears("READY=1", began_s)

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ output = "@/bad"
 """
 ANSWER_S = 10.0 if GUEST else 1.0
 """The supervisor answers within it."""
+SPOKEN_S = 12.0 * float(os.environ.get("TCPKMON_HOSTILE", "1"))
 _PIDFD_GETFD, _PIDFD_OPEN = 438, 434
 DRAINED = {"what": "drained", "records": 1, "lost": 0}
 
@@ -174,6 +176,40 @@ def test_a_hostile_process_harms_its_own_capture_alone(daemon: Daemon, space: Sp
     assert (chain.exit_code, chain.problems) == (0, [])
     assert sum(map(calls_in, daemon.files("calls"))) == made
     assert daemon.stderr.count("its process is killed") == len(WORST), daemon.stderr
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_who_speaks_for_a_process_harms_its_capture_alone(
+    daemon: Daemon, space: Space, seed: int
+) -> None:
+    """From its first message on, as root: parked descriptors and states are changed too."""
+    daemon.program = [sys.executable, str(Path(__file__).with_name("wrapped_worker.py"))]
+    with Flood(space) as flood_:
+        daemon.configure(CONFIG.format(space=space.path, port=flood_.port, bad=[1]))
+        daemon.start()
+        healthy = daemon.status()["calls"]["pid"]
+        flood_.begin(0, rate=20_000)
+        before = len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
+        (daemon.folder / "run" / "bad").write_text(str(seed))
+        os.kill(daemon.status()["bad"]["pid"], signal.SIGKILL)
+        pids, until_s = set(), time.monotonic() + SPOKEN_S
+        while time.monotonic() < until_s:
+            found = answers(daemon)
+            assert found["calls"]["pid"] == healthy and found["calls"]["lost"] == 0
+            pids.add(found["bad"]["pid"])
+            time.sleep(0.1)
+        assert len(pids) > 3, "it was started again"
+        (daemon.folder / "run" / "bad").unlink()
+        if pid := answers(daemon)["bad"]["pid"]:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: answers(daemon)["bad"]["state"] == "is attached", "honest again", 60)
+        assert len(os.listdir(f"/proc/{daemon.process.pid}/fd")) <= before + 60
+        made = flood_.halt()
+        assert daemon.finish().code == 0
+    folder = daemon.folder / "calls"
+    *_, chain = format_of(folder).verify(folder)
+    assert (chain.exit_code, chain.problems) == (0, [])
+    assert sum(map(calls_in, daemon.files("calls"))) == made
 
 
 def test_captures_that_stand_still_hold_no_reload_up(daemon: Daemon, space: Space) -> None:

@@ -53,6 +53,11 @@ class PscFile:
         """The rows that are no control entries."""
         return np.flatnonzero(self._is_snapshot(self.rows))
 
+    @property
+    def records(self) -> Any:
+        """As snapshots: the name that is the same for all formats."""
+        return self.snapshots
+
     def drop(self, which: Iterable[int]) -> None:
         """Take out snapshots, by their place among the snapshots."""
         gone = set(self.snapshots[list(which)].tolist())

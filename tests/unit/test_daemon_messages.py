@@ -20,6 +20,7 @@ import pytest
 from tcpkmon.collector.daemon.channel import pair
 from tcpkmon.collector.daemon.child import Child, State
 from tcpkmon.collector.daemon.held import Held
+from tcpkmon.collector.daemon.messages import Ear
 from tcpkmon.collector.daemon.supervisor import Supervisor
 from tcpkmon.collector.daemon.systemd import Systemd
 from tcpkmon.collector.daemon.telling import Telling
@@ -139,6 +140,17 @@ def test_descriptors_that_are_no_links_are_closed(heard: Heard) -> None:
         heard.says({"what": "park", "state": {}, "names": names}, *[file.fileno()] * 250)
     assert heard.child.channel is None
     assert len(descriptors()) == before - 2, "its channel and what it held"
+
+
+@pytest.mark.parametrize("depth", [40, 900, 949, 970, 1200])
+def test_a_state_that_can_be_read_can_be_written(heard: Heard, depth: int) -> None:
+    """It is stored, and told to the next process, where more calls are under way."""
+    heard.child._ear = Ear(trusted=True)
+    state = b'{"a":' + b"[" * depth + b"]" * depth + b"}"
+    with open(os.devnull) as file:
+        heard.says(b'{"what":"park","state":' + state + b',"names":["journal"]}', file.fileno())
+    json.dumps({"parked": {"state": heard.child.held.state}})
+    assert heard.child.cut_off == 1
 
 
 def test_a_link_that_is_attached_later_is_held(heard: Heard) -> None:

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,14 +19,16 @@ from unittest.mock import patch
 
 import pytest
 
+from tcpkmon.collector.commands.metrics_file import TextFile
 from tcpkmon.collector.linux import isolated, trusted_files
 from tcpkmon.collector.session import keeper
 from tcpkmon.collector.session.archive import Archive
 from tcpkmon.collector.session.retention import Retention
+from tcpkmon.collector.testing.baseline import Baseline, check_file
 from tcpkmon.collector.writer.output_file import Output
 from tcpkmon.collector.writer.own_files import append_line, swappable
 from tcpkmon.collector.writer.segment_folder import SegmentFolder
-from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.base.errors import FileError, TcpkmonError
 from tcpkmon.formats.base.segments import find_segments, hidden
 from tests.unit.log_maker import LogMaker
 from tests.unit.segment_maker import index_of, make
@@ -46,6 +48,27 @@ while True:
             step()
         except OSError:
             pass
+"""
+
+RACES = """
+import ctypes, os, sys
+what, name, outside = sys.argv[1:]
+exchange = ctypes.CDLL(None).renameat2
+while True:
+    try:
+        if what == "folder":
+            exchange(-100, b"his", -100, b"link", 2)
+        elif what == "file":
+            os.symlink(f"{outside}/{name}", ".link")
+            os.rename(".link", f"his/{name}")
+            os.unlink(f"his/{name}")
+        else:
+            for one in os.listdir("his"):
+                if one != name:
+                    os.rename(f"his/{one}", ".aside")
+                    os.symlink(f"{outside}/{one}", f"his/{one}")
+    except OSError:
+        pass
 """
 
 
@@ -70,16 +93,17 @@ def secret(tmp_path: Path) -> Path:
 
 
 class Swapper:
-    """A process of the attacker that puts a link to `secret` in a file's place, in a loop."""
+    """A process of the attacker that puts a link to `secret` in a file's place, in a loop; or does
+    what another script does with these words."""
 
-    def __init__(self, folder: Path, name: str, secret: Path) -> None:
+    def __init__(self, folder: Path, *words: object, script: str = SWAPS) -> None:
         def become() -> None:
             os.setgroups([])
             os.setgid(ATTACKER)
             os.setuid(ATTACKER)
 
-        words = [sys.executable, "-c", SWAPS, name, str(secret)]
-        self._process = subprocess.Popen(words, cwd=folder, preexec_fn=become)  # noqa: PLW1509
+        command = [sys.executable, "-c", script, *map(str, words)]
+        self._process = subprocess.Popen(command, cwd=folder, preexec_fn=become)  # noqa: PLW1509
 
     def __enter__(self) -> Swapper:
         return self
@@ -440,3 +464,50 @@ def test_roots_command_is_given_no_file_that_a_folder_above_can_swap(folder: Pat
     folder.chmod(0o1777)
     assert swappable(str(mine)) is None
     assert swappable(str(folder)) == str(folder)
+
+
+def store_baseline(path: Path) -> None:
+    check_file(path, True)
+    Baseline(path, "test", True).compare("run", {"goodput": 1.0})
+
+
+def write_metrics(path: Path) -> None:
+    with TextFile(str(path)) as file:
+        file.write(b"x 1\n")
+
+
+def all_of(folder: Path) -> dict[str, tuple[object, ...]]:
+    found = {}
+    for path in (folder, *folder.iterdir()):
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() else b""
+        found[path.name] = (content, status.st_mode, status.st_uid, status.st_nlink)
+    return found
+
+
+@pytest.mark.parametrize("what", ["folder", "file", "parts"])
+@pytest.mark.parametrize("write", [store_baseline, write_metrics])
+def test_no_race_leads_a_file_of_roots_elsewhere(
+    folder: Path, tmp_path: Path, what: str, write: Callable[[Path], None]
+) -> None:
+    """He exchanges the folder, the file or its parts for links, while root looks and writes."""
+    outside = tmp_path / "root's"
+    outside.mkdir(mode=0o700)
+    (outside / "base.json").write_text('{"tests": {"roots": {}}}')
+    (outside / "base.json").chmod(0o600)
+    (folder / "his").mkdir()
+    (folder / "link").symlink_to(outside)
+    os.chown(folder / "his", ATTACKER, ATTACKER)
+    os.lchown(folder / "link", ATTACKER, ATTACKER)
+    before, tries, made = all_of(outside), 0, 0
+    until_s = time.monotonic() + 2.5
+    with Swapper(folder, what, "base.json", outside, script=RACES):
+        while time.monotonic() < until_s:
+            tries += 1
+            with suppress(TcpkmonError, OSError):
+                write(folder / "his" / "base.json")
+                made += 1
+    assert all_of(outside) == before
+    assert tries > 20 or made, "it was tried"
+    for path in (one for one in folder.rglob("*") if one.is_file() and not one.is_symlink()):
+        assert b"roots" not in path.read_bytes()
