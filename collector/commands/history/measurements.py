@@ -10,8 +10,8 @@ from tcpkmon.collector.commands.event_list import Listed, list_events
 from tcpkmon.collector.plan.event_layout import lay_out_sources
 from tcpkmon.collector.plan.schema_sources import BASE, TCP, find_sources, shipped_names
 from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.history import words_of
 from tcpkmon.formats.history.names_1988 import IDS, NAMES
-from tcpkmon.formats.history.translate import words_of
 from tcpkmon.formats.klogger.describe import describe_event
 from tcpkmon.formats.klogger.table import LogFormat
 from tcpkmon.formats.schema import suggest

@@ -14,7 +14,6 @@ from tcpkmon.collector.commands.signed import SignedArguments
 from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
-from tcpkmon.formats.history.names_1988 import IDS
 
 if TYPE_CHECKING:
     from tcpkmon.collector.commands.history.measurements import Measurement
@@ -63,6 +62,8 @@ def warn_of_version(theirs: object, whose: str) -> None:
 
 
 def _list(found: Sequence[Measurement]) -> None:
+    from tcpkmon.formats.history.names_1988 import IDS
+
     for one in found:
         if not one.event.why_not:
             click.echo("\n".join(one.lines))
