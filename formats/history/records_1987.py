@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from tcpkmon.formats.analysis import Event, Log
+from tcpkmon.formats.analysis.gather import dumps
 from tcpkmon.formats.history.processes import NO_USER
 
 _HEADER = struct.Struct(">7h32s16s4h")
@@ -49,16 +50,13 @@ def write_records_1987(log: Log, out: BinaryIO) -> Iterator[str]:
     users = {_user(event) for event in log if _is_told(event)} - {NO_USER}
     out.write(_header(log, len(users), cut))
     start_ns = last_ns = None
-    serials: dict[int, int] = {}
-    lost: Counter[int] = Counter()
+    ends = {reader.format.cpu: [lost for _, lost in dumps(reader)][::-1] for reader in log.readers}
     for event in log:
         start_ns = event.timestamp if start_ns is None else start_ns
         last_ns = event.timestamp
         since_ns = event.timestamp - start_ns
-        lost[event.cpu] += event.serial - serials.get(event.cpu, 0) - 1
-        serials[event.cpu] = event.serial
-        if event.type == "DUMP_FINISH":
-            count = lost.pop(event.cpu)
+        if event.type == "DUMP_FINISH" and ends.get(event.cpu):
+            count = max(ends[event.cpu].pop(), 0)
             cut["the lost events"] += count > 0xFFFF
             aux = struct.pack(">H", min(count, 0xFFFF))
             out.write(_own_record(_BUFFER, since_ns, event.cpu, aux))
