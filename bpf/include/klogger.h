@@ -8,6 +8,9 @@
  * and INDEX_probe, and a function for each event. Programs run with migration off: only a program
  * that interrupts this one can use the memory of this CPU at the same time.
  */
+/* As in the HOWTO: code that only logging needs may be guarded by it. */
+#define CONFIG_KLOGGER 1
+
 /* How deep programs may nest on a CPU: task, softirq, interrupt, and one more. */
 #define KLOGGER_SLOTS  4 /* klogger_acquire_slot() masks with this less one */
 #define KLOGGER_POINTS 256

@@ -270,7 +270,8 @@ PROBE(forked, "FORK", "btf:sched_process_fork raw:sched_process_fork")
 
     klogger(FORK, READ(DIRECT, parent, pid), tgid, NAME(parent), READ(DIRECT, child, pid),
             child_tgid, tgid == child_tgid ? KLOGGER_child_kind_THREAD : KLOGGER_child_kind_PROCESS,
-            READ(DIRECT, child, prio), READ(DIRECT, child, policy));
+            READ(DIRECT, child, prio), READ(DIRECT, child, policy), (u32)bpf_get_current_uid_gid(),
+            bpf_get_current_cgroup_id(), READ(DIRECT, parent, se.sum_exec_runtime));
 }
 #endif
 
@@ -281,7 +282,8 @@ PROBE(executed, "EXEC", "btf:sched_process_exec raw:sched_process_exec")
     struct linux_binprm *binprm = (struct linux_binprm *)ARG(2);
 
     klogger(EXEC, READ(DIRECT, task, pid), READ(DIRECT, task, tgid), (int)ARG(1), NAME(task),
-            READ(DIRECT, binprm, filename), READ(DIRECT, binprm, argc), READ(DIRECT, binprm, envc));
+            READ(DIRECT, binprm, filename), READ(DIRECT, binprm, argc), READ(DIRECT, binprm, envc),
+            (u32)bpf_get_current_uid_gid());
 }
 #endif
 
@@ -303,6 +305,7 @@ PROBE(exited, "EXIT", "btf:sched_process_exit raw:sched_process_exit")
             is_last, READ(DIRECT, task, se.sum_exec_runtime), WAITED(DIRECT, task),
             READ(DIRECT, task, nvcsw), READ(DIRECT, task, nivcsw),
             READ(DIRECT, task, se.nr_migrations), READ(DIRECT, task, min_flt),
-            READ(DIRECT, task, maj_flt), READ(DIRECT, task, start_time));
+            READ(DIRECT, task, maj_flt), READ(DIRECT, task, start_time),
+            (u32)bpf_get_current_uid_gid(), bpf_get_current_cgroup_id());
 }
 #endif

@@ -27,7 +27,7 @@ def command(
     """Measure what logging each EVENT costs, in nanoseconds, enabled and disabled (needs root).
 
     Without EVENT: all events of the schemata. Without --schema: all shipped schemata, each loaded
-    alone. A program in the kernel calls klogger(EVENT, constants) in a loop, and nothing is
+    alone, and the base events, which the collector makes: there it is the time to make one. A program in the kernel calls klogger(EVENT, constants) in a loop, and nothing is
     attached. The output has the medians of nine rounds. A real probe costs more: the probe itself,
     and reading the values. It is an error if a record does not reach the ring.
     """
@@ -49,7 +49,8 @@ def command(
         numbers = (cost.enabled_ns, cost.fastest_ns, cost.slowest_ns)
         table.add_row(
             for_terminal(cost.schema), for_terminal(cost.event), str(cost.record_bytes),
-            *(f"{number:.0f}" for number in numbers), f"{cost.disabled_ns:.1f}",
+            *(f"{number:.0f}" for number in numbers),
+            "n/a" if cost.disabled_ns is None else f"{cost.disabled_ns:.1f}",
         )  # fmt: skip
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 110, markup=False,
             highlight=False).print(table)  # fmt: skip

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import statistics
 import struct
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,11 +28,20 @@ from tcpkmon.collector.plan.engine_config import Engine, make_engine
 from tcpkmon.collector.plan.event_codegen import event_lines
 from tcpkmon.collector.plan.event_layout import EventLayout, Slot, lay_out_sources, ring_dtype
 from tcpkmon.collector.plan.probes import Plan
-from tcpkmon.collector.plan.schema_sources import BASE, TCP, find_sources, read_texts
+from tcpkmon.collector.plan.schema_sources import (
+    BASE,
+    TCP,
+    find_sources,
+    made_events,
+    read_texts,
+)
 from tcpkmon.collector.plan.schema_sources import shipped_names as all_shipped
 from tcpkmon.collector.ring.rings import Rings, pages_of
 from tcpkmon.formats.base.errors import KernelError, TcpkmonError, UsageError
-from tcpkmon.formats.schema import suggest
+from tcpkmon.formats.klogger.describe import describe_event
+from tcpkmon.formats.klogger.encode import pack_event
+from tcpkmon.formats.klogger.table import RECORD_HEAD_BYTES, LogFormat
+from tcpkmon.formats.schema import Schema, suggest
 
 ITERATIONS = 1000
 ROUNDS = 9
@@ -52,7 +63,8 @@ class Cost:
     enabled_ns: float
     fastest_ns: float
     slowest_ns: float
-    disabled_ns: float
+    disabled_ns: float | None
+    """None for the base events, which nothing switches off."""
     written: int
     """Records that reached the ring: one for each call, else there is no result."""
 
@@ -71,14 +83,16 @@ def measure(
 ) -> Iterator[Cost]:
     """The cost of these events of the schemata, which are loaded together; no names: all events.
 
-    Without `schemata`: of all shipped ones, each loaded alone. UsageError for unknown events,
-    before it yields anything. KernelError where the kernel refuses a program, and where the record
+    Without `schemata`: of all shipped ones, each loaded alone, and of base, whose events the
+    collector makes: there the cost of making one. UsageError for unknown events, before it yields
+    anything. KernelError where the kernel refuses a program, and where the record
     of a call did not reach the ring.
     """
     check_machine()
     groups = [tuple(schemata)] if schemata else [(name,) for name in shipped_names()]
     layouts = [_lay_out(group) for group in groups]
-    known = {slot.name for layout in layouts for slot in layout.logged}
+    made = () if schemata else made_events(layouts[0].schema)
+    known = {slot.name for layout in layouts for slot in layout.logged} | set(made)
     for name in names:
         if name not in known:
             raise UsageError(
@@ -98,6 +112,28 @@ def measure(
             with _Bench(layout, slots, btf, where) as bench:
                 for slot in slots:
                     yield bench.measure(slot, "+".join(group), iterations, rounds)
+    for name in made:
+        if not names or name in names:
+            yield _measure_base(layouts[0].slot(name), layouts[0].schema, iterations, rounds)
+
+
+def _measure_base(slot: Slot, schema: Schema, iterations: int, rounds: int) -> Cost:
+    """One base event's cost: its record for a file, with all its text."""
+    table = [describe_event(schema, slot.event, slot.number)]
+    log = LogFormat.of({"format": 1, "byteorder": sys.byteorder, "events": table})
+    values: dict[str, int | str | bytes] = {
+        place.field.name: "x" * place.type.width if place.type.kind == "string" else 1
+        for place in slot.places if place.type.kind != "enum"
+    }  # fmt: skip
+    took = []
+    for _ in range(rounds):
+        began_ns = time.perf_counter_ns()
+        for serial in range(iterations):
+            pack_event(log, slot.name, values, serial + 1, began_ns)
+        took.append((time.perf_counter_ns() - began_ns) / iterations)
+    size = RECORD_HEAD_BYTES + slot.size
+    middle = statistics.median(took)
+    return Cost(BASE, slot.name, size, middle, min(took), max(took), None, iterations * rounds)
 
 
 def _lay_out(group: Sequence[str]) -> EventLayout:

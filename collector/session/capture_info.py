@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
@@ -66,6 +67,7 @@ def _settings(
     return {
         "tcpkmon": version("tcpkmon"),
         "machine": describe_machine(),
+        "collector_pids": [os.getpid()],
         "selftest": last_result(),
         "command": list(request.arguments),
         "system": read_system_settings(),

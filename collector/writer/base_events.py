@@ -82,6 +82,7 @@ def process_notes() -> Iterator[Note]:
         try:
             text = (entry / "stat").read_text(errors="surrogateescape")
             line = (entry / "cmdline").read_bytes()
+            status = (entry / "status").read_text(errors="surrogateescape")
         except OSError:
             continue  # it ended meanwhile
         # The name is in brackets, and may contain brackets itself.
@@ -94,6 +95,7 @@ def process_notes() -> Iterator[Note]:
             "policy": int(fields[38]),
             "comm": name,
             "cmdline": line.rstrip(b"\0").replace(b"\0", b" ")[:128],
+            "uid": int(status.split("\nUid:", 1)[1].split(maxsplit=1)[0]),
         }
         yield Note("PROCESS_EXISTS", values, FIRST_CPU)
 

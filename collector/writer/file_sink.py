@@ -16,6 +16,8 @@ import os
 import resource
 import select
 import stat
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tcpkmon.collector.linux.syscalls import call_libc
@@ -98,6 +100,8 @@ class FileSink:
         self._below_limit = self._reserve
         self._allocated = 0
         self._ragged = False
+        self.wrote_ns = (0, 0)
+        """CLOCK_MONOTONIC before and after the last write(), (0, 0): there was none."""
         self._direct = DirectWrites(fd) if direct and self.regular else None
 
     def another(self, fd: int) -> FileSink:
@@ -129,6 +133,14 @@ class FileSink:
 
         cached: through the page cache, which is faster than a slow disk during a burst.
         """
+        began_ns = time.monotonic_ns()
+        outcome = self._write(pieces, whole, reserved, cached)
+        self.wrote_ns = (began_ns, time.monotonic_ns())
+        return outcome
+
+    def _write(
+        self, pieces: Sequence[bytes | memoryview], whole: bool, reserved: bool, cached: bool
+    ) -> Outcome:
         if self._ragged and (error := self._cut_back()) is not None:
             return Outcome(0, error)
         data = Pieces(pieces)

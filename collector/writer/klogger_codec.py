@@ -180,7 +180,7 @@ class KloggerCodec(Codec):
             notes = self.notes(self.logging(clock), written, ())
         own = [note for note in notes if _is_for(note, cpu, segment.cpus)]
         header = _header(beginning.info, self._table, beginning.clock, segment.settings, cpu)
-        data, last = _dump(self._log, 0, 0, own, self._clocks.now_ns())
+        data, last = _dump(self._log, 0, 0, own, self._clocks.now_ns(), (0, 0))
         return Frame(
             [encode_preamble(header) + data], LogState(last, len(own) + 2, 1, before), len(own)
         )
@@ -193,7 +193,7 @@ class KloggerCodec(Codec):
         if not own:
             return None
         at: LogState = file.state
-        data, last = _dump(self._log, at.last, at.dumps, own, mono_ns)
+        data, last = _dump(self._log, at.last, at.dumps, own, mono_ns, file.sink.wrote_ns)
         return Frame([data], _behind(at, last, len(own) + 2), len(own))
 
     def records(self, file: File, batches: Sequence[LogBatch], first: int) -> Frame:
@@ -203,7 +203,8 @@ class KloggerCodec(Codec):
         if self._names is not None:
             self._names.fill(numbers, rows, start)
         now_ns = self._now_ns()
-        begin = pack_event(self._log, "DUMP_BEGIN", {"index": at.dumps}, at.last + 1, now_ns)
+        begins = _begin(at.dumps, file.sink.wrote_ns)
+        begin = pack_event(self._log, "DUMP_BEGIN", begins, at.last + 1, now_ns)
         serials = (batch.serials + (at.inserted + 1 - at.before)).astype(_U64)
         packed = pack_records(
             numbers, rows, serials, batch.times_ns.astype(_U64), self._log.payload_sizes, start
@@ -242,12 +243,18 @@ def _is_for(note: Note, cpu: int, cpus: Collection[int]) -> bool:
     return note.cpu in {EVERY_CPU, cpu}
 
 
+def _begin(index: int, wrote_ns: tuple[int, int]) -> dict[str, int | str | bytes]:
+    """DUMP_BEGIN: a dump's own write comes after it, so the next one tells when that was."""
+    return {"index": index, "wrote_from": wrote_ns[0], "wrote_until": wrote_ns[1]}
+
+
 def _dump(
-    log: LogFormat, last: int, index: int, notes: Sequence[Note], mono_ns: int
-) -> tuple[bytes, int]:
+    log: LogFormat, last: int, index: int, notes: Sequence[Note], mono_ns: int,
+    wrote_ns: tuple[int, int],
+) -> tuple[bytes, int]:  # fmt: skip
     """A dump of base events after the serial `last`, and its own last serial."""
     serial = last + 1
-    parts = [pack_event(log, "DUMP_BEGIN", {"index": index}, serial, mono_ns)]
+    parts = [pack_event(log, "DUMP_BEGIN", _begin(index, wrote_ns), serial, mono_ns)]
     for name, same in groupby(notes, lambda note: note.name):
         group = list(same)
         times_ns = [note.mono_ns or mono_ns for note in group]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,7 +97,7 @@ def gather(
     firsts: list[int] = []
     lasts: list[int] = []
     for reader in log.readers:
-        for dump, missing in _dumps(reader):
+        for dump, missing in dumps(reader):
             count = sum(len(batch) for batch in dump)
             found.buffers += 1
             firsts.append(int(dump[0].times_ns[0]))
@@ -117,7 +117,7 @@ def gather(
     return found
 
 
-def _dumps(reader: Source) -> Any:
+def dumps(reader: Source) -> Iterator[tuple[list[LogBatch], int]]:
     """The batches of each dump of a log, and how many events are missing before its records."""
     held: list[LogBatch] = []
     last, missing = 0, 0

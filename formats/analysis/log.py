@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from tcpkmon.formats.analysis.event import Event
@@ -58,8 +59,24 @@ class Log(Logs):
             _moment(since) or before.since,
             _moment(until) or before.until,
             (*before.conditions, *map(parse_condition, where)),
+            before.without,
         )
         return Log(self.readers, choice)
+
+    @property
+    def collector_pids(self) -> tuple[int, ...]:
+        """The processes that recorded the log; none in logs of earlier versions."""
+        found = []
+        for reader in self.readers:
+            settings = reader.format.header.get("settings")
+            pids = settings.get("collector_pids") if isinstance(settings, dict) else None
+            found += pids if isinstance(pids, list) else []
+        return tuple({pid for pid in found if isinstance(pid, int) and 0 < pid < 1 << 31})
+
+    def without_collector(self) -> Log:
+        """The same log without the events of the collector's own processes: what it read and wrote,
+        and when it ran. Kernel threads that write its file back later are not told apart."""
+        return Log(self.readers, replace(self.choice, without=self.collector_pids))
 
     def batches(self) -> Iterator[LogBatch]:
         """The events as arrays in time order, some ten thousand at a time.

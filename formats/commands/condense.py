@@ -35,10 +35,14 @@ _NONE = "n/a"
                 type=click.Path(readable=False, path_type=Path))
 @click.option("--classes", default="10,1000", show_default=True, metavar="MS,MS",
               help="CPU time of a process, in ms, from which it is Medium, and Heavy.")
+@click.option("--by-user", is_flag=True,
+              help="Classes of users: --classes is the CPU time of all processes of a user.")
 @click.option("--slices", type=click.IntRange(1, 1000), default=10, show_default=True, metavar="N",
               help="Divide the session into N parts, and mark the peaks.")
 @click.option("--discard-lossy", type=click.IntRange(0), metavar="N",
               help="Leave out each buffer (dump) from which more than N events were lost.")
+@click.option("--without-collector", is_flag=True,
+              help="Leave out the collector's own disk requests, page faults and process.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON: all figures, times in seconds.")
 @click.option("--html", type=click.Path(readable=False, path_type=Path), metavar="FILE",
               help="Write the report as a page of HTML.")
@@ -48,8 +52,10 @@ _NONE = "n/a"
 def command(
     files: tuple[Path, ...],
     classes: str,
+    by_user: bool,
     slices: int,
     discard_lossy: int | None,
+    without_collector: bool,
     as_json: bool,
     html: Path | None,
     force: bool,
@@ -66,7 +72,7 @@ def command(
 
     limits = _parse_limits(classes)
     with open_log(*files) as log:
-        report = condense(log, limits, slices, discard_lossy)
+        report = condense(log, limits, slices, discard_lossy, by_user, without_collector)
         problems = log.problems
         code = exit_code("tcpkmon condense", log, files)
     if output is not None:
@@ -107,9 +113,14 @@ def _console(file: Any, record: bool = False) -> Console:
 def _print(report: Condensed, console: Console) -> None:
     _print_head(report, console)
     light, heavy = report.limits_ms
-    console.print(f"Classes of processes by CPU time: Light below {light:g} ms, Medium below "
+    whose = "users" if report.by_user else "processes"
+    console.print(f"Classes of {whose} by CPU time: Light below {light:g} ms, Medium below "
                   f"{heavy:g} ms, Heavy from there.\n")
-    console.print(_list_groups("System Parameters", report.classes))
+    table = _list_groups("System Parameters", report.classes)
+    empty = [_NONE] * (len(report.classes) - 1)
+    table.add_row("Life of a process (secs)", *empty, _mean(report.process_life))
+    table.add_row("Between processes (secs)", *empty, _mean(report.between_processes))
+    console.print(table)
     console.print()
     console.print(_list_shares(report))
     for title, groups in (("User", report.users), ("Cgroup", report.cgroups)):

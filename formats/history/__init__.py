@@ -6,7 +6,7 @@ from tcpkmon.formats.history.condense_figure import draw_condensed
 from tcpkmon.formats.history.condensed import Condensed, Device, Group, Shares, Slice, Times
 from tcpkmon.formats.history.processes import NO_USER
 from tcpkmon.formats.history.records_1987 import write_records_1987
-from tcpkmon.formats.history.translate import Translator
+from tcpkmon.formats.history.translate import Translator, words_of
 
 __all__ = [
     "NO_USER",
@@ -20,5 +20,6 @@ __all__ = [
     "condense",
     "draw_condensed",
     "names_1988",
+    "words_of",
     "write_records_1987",
 ]

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis import Log
 from tcpkmon.formats.analysis.disk import REQUEST_FIELDS, SWAP, pair_requests
-from tcpkmon.formats.analysis.gather import Gathered, gather
+from tcpkmon.formats.analysis.gather import EventTable, Gathered, gather
 from tcpkmon.formats.history.condensed import Condensed, Device, Group, Shares, Slice, Times
-from tcpkmon.formats.history.processes import TASK, Processes
+from tcpkmon.formats.history.processes import NO_USER, TASK, Processes, Told
 from tcpkmon.formats.history.spans import (
     Spans,
     covered_ns,
@@ -44,12 +44,16 @@ WANTED: Mapping[str, Sequence[str]] = {
     "PAGEIN_END": (*TASK, "with_io", "since"),
     "PAGEOUT_START": TASK,
     **{name: tuple(dict.fromkeys((*TASK, *fields))) for name, fields in REQUEST_FIELDS.items()},
-    "FORK": ("child_pid", "child_tgid"),
-    "EXIT": ("pid", "tgid", "runtime", "group_dead"),
+    "PROCESS_EXISTS": ("pid", "uid"),
+    "FORK": ("child_pid", "child_tgid", "uid", "cgroup"),
+    "EXEC": ("tgid", "uid"),
+    "EXIT": ("pid", "tgid", "runtime", "group_dead", "uid", "cgroup"),
     "SCHEDIN": ("pid", "prev_pid"),
     "SCHEDOUT": ("pid", "tgid", "runtime"),
     "SAMPLE": ("state",),
 }
+_OWNERS = {"PROCESS_EXISTS": "pid", "FORK": "child_tgid", "EXEC": "tgid", "EXIT": "tgid"}
+"""Events that tell whose a process is, and the field that names the process."""
 _IDLE = 3
 
 
@@ -58,14 +62,26 @@ def condense(
     limits_ms: tuple[float, float] = DEFAULT_LIMITS_MS,
     slices: int = 10,
     discard_lossy: int | None = None,
+    by_user: bool = False,
+    without_collector: bool = False,
 ) -> Condensed:
-    """Condenses a capture's logs. discard_lossy: see gather(). Raises DamagedError, FileError."""
+    """Condenses a capture's logs. discard_lossy: see gather(). by_user: see Processes.classes().
+    without_collector: leave out its requests, faults and processes; CPUs that it used were busy.
+
+    Raises DamagedError, FileError.
+    """
     data = gather(log, WANTED, discard_lossy)
-    whole = _Whole(data)
+    if without_collector:
+        for name in WANTED.keys() - {"SCHEDIN"}:
+            if "tgid" in data[name].columns:
+                others = ~np.isin(data[name]["tgid"], log.collector_pids)
+                data.tables[name] = data[name].take(others)
+    whole = _Whole(data, _owners(log, data))
     processes = whole.processes
-    classes = processes.classes(limits_ms)
+    classes = processes.classes(limits_ms, by_user)
     groups = [whole.group(name, classes == number) for number, name in enumerate(CLASSES)]
     groups.append(whole.group("Overall", classes >= 0, sessions=True))
+    lives, gaps = whole.process_lives()
     return Condensed(
         head=_head(log, data),
         limits_ms=limits_ms,
@@ -78,7 +94,9 @@ def condense(
         devices=whole.devices(),
         cpus=whole.cpu_busy(data.start_ns, data.stop_ns),
         slices=whole.slices(slices),
-        process_life=whole.process_life(),
+        by_user=by_user,
+        process_life=lives,
+        between_processes=gaps,
         notes=whole.notes(),
     )
 
@@ -103,10 +121,25 @@ def _head(log: Log, data: Gathered) -> dict[str, Any]:
     }
 
 
+def _owners(log: Log, data: Gathered) -> list[Told]:
+    """Whose processes are, by events of earlier versions without these fields too."""
+    found = []
+    for name, process in _OWNERS.items():
+        table, event = data[name], log.format.find_event(name)
+        missing = {"uid": NO_USER, "cgroup": 0}
+        uid, cgroup = (
+            table[one] if event is not None and event.find_field(one) is not None
+            and one in table.columns else np.full(len(table), value, np.int64)
+            for one, value in missing.items()
+        )  # fmt: skip
+        found.append(Told(table.times_ns, table[process], uid, cgroup))
+    return found
+
+
 class _Whole:
     """The events of a capture, paired, and its processes."""
 
-    def __init__(self, data: Gathered) -> None:
+    def __init__(self, data: Gathered, owners: Sequence[Told]) -> None:
         self.data = data
         self.turns, self.thoughts = match_transactions(
             data["TRANSACTION_START"], data["TRANSACTION_END"]
@@ -118,7 +151,7 @@ class _Whole:
         )
         owned = [data[name] for name, fields in WANTED.items() if tuple(fields[:5]) == TASK]
         self.processes = Processes(
-            owned, [data["SCHEDOUT"], data["EXIT"]], data["FORK"], self.faults
+            owned, [data["SCHEDOUT"], data["EXIT"]], data["FORK"], self.faults, owners
         )
 
     def group(self, name: str, members: Array, sessions: bool = False) -> Group:
@@ -150,29 +183,13 @@ class _Whole:
 
     def _sessions(self) -> tuple[Times | None, Times | None]:
         """How long sessions lasted, and the time from a logout to the next login."""
-        logins, logouts = self.data["LOGIN"], self.data["LOGOUT"]
-        at = np.searchsorted(logins.times_ns, logouts.times_ns)
-        between = logins.times_ns[at[at < len(logins)]] - logouts.times_ns[at < len(logins)]
-        sessions, first = np.unique(logins["session"], return_index=True)
-        place = np.minimum(np.searchsorted(sessions, logouts["session"]), len(sessions) - 1)
-        if not len(sessions):
-            return None, Times.of(between)
-        known = sessions[place] == logouts["session"]
-        lasted = logouts.times_ns[known] - logins.times_ns[first[place[known]]]
-        return Times.of(lasted[lasted >= 0]), Times.of(between)
+        return _lasted(self.data["LOGIN"], "session", self.data["LOGOUT"], "session")
 
-    def process_life(self) -> Times | None:
-        """From the fork of a process to the exit of its last thread."""
+    def process_lives(self) -> tuple[Times | None, Times | None]:
+        """From the fork of a process to the exit of its last thread; from that to the next fork."""
         forks, exits = self.data["FORK"], self.data["EXIT"]
-        made = forks["child_pid"] == forks["child_tgid"]
-        exits = exits.take(exits["group_dead"] != 0)
-        tgids, first = np.unique(forks["child_tgid"][made], return_index=True)
-        born = forks.times_ns[made][first]
-        if not len(tgids):
-            return None
-        place = np.minimum(np.searchsorted(tgids, exits["tgid"]), len(tgids) - 1)
-        lasted = (exits.times_ns - born[place])[tgids[place] == exits["tgid"]]
-        return Times.of(lasted[lasted >= 0])
+        forks = forks.take(forks["child_pid"] == forks["child_tgid"])
+        return _lasted(forks, "child_tgid", exits.take(exits["group_dead"] != 0), "tgid")
 
     def cpu_busy(self, start_ns: int, stop_ns: int) -> dict[int, float]:
         """By CPU the share of this time in which it was not idle; empty: not recorded."""
@@ -300,6 +317,22 @@ class _Whole:
         if self.data.lost:
             found.append(f"{self.data.lost} events were lost: tcpkmon verify lists the causes")
         return found
+
+
+def _lasted(
+    starts: EventTable, start_key: str, stops: EventTable, stop_key: str
+) -> tuple[Times | None, Times | None]:
+    """How long it was from each start to the next stop of the same key, and from a stop to the next
+    start of any."""
+    at = np.searchsorted(starts.times_ns, stops.times_ns)
+    between = starts.times_ns[at[at < len(starts)]] - stops.times_ns[at < len(starts)]
+    keys = np.concatenate((starts[start_key], stops[stop_key])).astype(np.int64)
+    times = np.concatenate((starts.times_ns, stops.times_ns))
+    is_stop = np.arange(len(keys)) >= len(starts)
+    order = np.lexsort((is_stop, times, keys))
+    keys, times, is_stop = keys[order], times[order], is_stop[order]
+    ends = np.flatnonzero(is_stop[1:] & ~is_stop[:-1] & (keys[1:] == keys[:-1])) + 1
+    return Times.of(times[ends] - times[ends - 1]), Times.of(between)
 
 
 def _mark_peaks(slices: Sequence[Slice]) -> list[Slice]:

@@ -90,7 +90,10 @@ class Shares:
 
 @dataclass(frozen=True)
 class Condensed:
-    """The whole report; see the module."""
+    """The whole report; see the module. by_user: the classes are of users, not of processes.
+
+    process_life: from a fork to the exit. between_processes: from an exit to the next fork.
+    """
 
     head: Mapping[str, Any]
     limits_ms: tuple[float, float]
@@ -103,5 +106,7 @@ class Condensed:
     devices: Sequence[Device]
     cpus: Mapping[int, float]
     slices: Sequence[Slice]
+    by_user: bool = False
     process_life: Times | None = None
+    between_processes: Times | None = None
     notes: Sequence[str] = field(default_factory=tuple)

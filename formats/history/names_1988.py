@@ -23,3 +23,11 @@ NAMES = {
 }
 """The old name by the new one. The three names of disk records are ours: the manual calls all three
 disc_io_id."""
+IDS = {
+    "trap": ("SCHEDOUT",),
+    "syscall": ("RESHUFFLE",),
+    "disc_io_id": ("DISK_INSERT", "DISK_ISSUE", "DISK_COMPLETE"),
+    "bread_read": ("FILE_READ",),
+}
+"""Ids of 1988 that another id, or several, stand for today: a trap is a switch that the thread did
+not want, a system call one that changed a priority."""

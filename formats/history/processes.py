@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,15 @@ Array = NDArray[Any]
 TASK = ("tid", "tgid", "uid", "cgroup", "cpu_time")
 """The fields of the group `task`, which events of a known thread have."""
 NO_USER = (1 << 32) - 1
+
+
+class Told(NamedTuple):
+    """n times whose a process is: times_ns, tgid, uid (NO_USER) and cgroup (0), (n,) each."""
+
+    times_ns: Array
+    tgid: Array
+    uid: Array
+    cgroup: Array
 
 
 class Processes:
@@ -32,8 +41,10 @@ class Processes:
         scheduled: Sequence[EventTable],
         forks: EventTable,
         faults: Spans,
+        told: Sequence[Told],
     ) -> None:
-        """owned: events with the fields TASK. scheduled: with pid, tgid and runtime."""
+        """owned: events with the fields TASK. scheduled: with pid, tgid and runtime. told: whose
+        processes are, as other events say."""
         unknown = [np.full(len(table), NO_USER, np.int64) for table in scheduled]
         tid = _join([t["tid"] for t in owned] + [t["pid"] for t in scheduled])
         tgid = _join([t["tgid"] for t in (*owned, *scheduled)])
@@ -45,10 +56,9 @@ class Processes:
         order = order[tgid[order] > 0]
         tid, tgid, uid, cgroup, cpu = (one[order] for one in (tid, tgid, uid, cgroup, cpu))
         self.tgids, place = np.unique(tgid, return_inverse=True)
-        self.uids = np.full(len(self.tgids), NO_USER, np.int64)
-        self.uids[place[uid != NO_USER]] = uid[uid != NO_USER]  # the last one stays
-        self.cgroups = np.zeros(len(self.tgids), np.int64)
-        self.cgroups[place[cgroup != 0]] = cgroup[cgroup != 0]
+        every = (*told, Told(when[order], tgid, uid, cgroup))
+        self.uids = self._last(every, [one.uid for one in every], NO_USER)
+        self.cgroups = self._last(every, [one.cgroup for one in every], 0)
         self.cpu_ns = np.zeros(len(self.tgids), np.int64)
         lives, began = _lives(tid, when[order], forks)
         _, first, where = np.unique(lives, return_index=True, return_inverse=True)
@@ -60,6 +70,16 @@ class Processes:
         self.fault_ns = np.zeros(len(self.tgids), np.int64)
         at, found = self.find(faults["tgid"])
         np.add.at(self.fault_ns, at, faults["cpu_ns"][found])
+
+    def _last(self, told: Sequence[Told], values: Sequence[Array], unknown: int) -> Array:
+        """(n,) the last known value of each process."""
+        found = np.full(len(self.tgids), unknown, np.int64)
+        order = np.argsort(_join([one.times_ns for one in told]), kind="stable")
+        value = _join(values)[order]
+        at, known = self.find(_join([one.tgid for one in told])[order])
+        at, value = at[value[known] != unknown], value[known][value[known] != unknown]
+        found[at] = value  # the last one stays
+        return found
 
     def __len__(self) -> int:
         return len(self.tgids)
@@ -85,9 +105,16 @@ class Processes:
         found: Array = np.maximum(self.cpu_ns - self.fault_ns, 0)
         return found
 
-    def classes(self, limits_ms: Sequence[float]) -> Array:
-        """(n,) how many of the limits the CPU time without page faults reaches."""
-        found: Array = np.searchsorted(np.array(limits_ms) * 1e6, self.true_cpu_ns, "right")
+    def classes(self, limits_ms: Sequence[float], by_user: bool = False) -> Array:
+        """(n,) how many of the limits the CPU time without page faults reaches. by_user: that of
+        all processes of its user."""
+        used = self.true_cpu_ns
+        if by_user:
+            _, user = np.unique(self.uids, return_inverse=True)
+            sums = np.zeros(len(used), np.int64)
+            np.add.at(sums, user, used)
+            used = sums[user]
+        found: Array = np.searchsorted(np.array(limits_ms) * 1e6, used, "right")
         return found
 
 

@@ -3,10 +3,14 @@
 
     struct header_record { short month, day, year, hour, min, sec, userno; char username[32];
                            char version[16]; short cpuid, memory, nusers, mon_version; }
+                           nusers: users whose events follow
     struct event_record  { short len, event_id, user_id, pid; unsigned long cpu_time, real_time;
                            short auxinfo[]; }          event_id = group * 256 + type
-    trailer              an event_record of group 0, type 1: real_time is that of the end
+    buffer's end         one of group 0, type 2: auxinfo is lost_event, the events that are missing
+                         from a buffer (a dump), pid its CPU
+    trailer              one of group 0, type 1: real_time is that of the end
 
+Threads are neither forked nor ended processes, and have no record. Who is not known is user 65535.
 Times are in milliseconds: the thesis does not tell the unit. 32-bit users and processes, longer
 times and more memory do not fit: they are cut to their low bits, and the caller is told how many.
 """
@@ -20,11 +24,13 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from tcpkmon.formats.analysis import Event, Log
+from tcpkmon.formats.analysis.gather import dumps
+from tcpkmon.formats.history.processes import NO_USER
 
 _HEADER = struct.Struct(">7h32s16s4h")
 _RECORD = struct.Struct(">4HII")
 _START, _END = 0, 1
-_TRAILER = (0, 1)
+_TRAILER, _BUFFER = 1, 2
 _GROUPS = {
     "TRANSACTION_START": (1, _START, ("tty",)), "TRANSACTION_END": (1, _END, ("tty",)),
     "LOGIN": (2, _START, ("session",)), "LOGOUT": (2, _END, ("session",)),
@@ -41,21 +47,42 @@ _USER_EVENT = "USER_EVENT"
 def write_records_1987(log: Log, out: BinaryIO) -> Iterator[str]:
     """Writes the records of the six groups, and those of probe(); yields what it had to cut."""
     cut: Counter[str] = Counter()
-    out.write(_header(log, cut))
+    users = {_user(event) for event in log if _is_told(event)} - {NO_USER}
+    out.write(_header(log, len(users), cut))
     start_ns = last_ns = None
+    ends = {reader.format.cpu: [lost for _, lost in dumps(reader)][::-1] for reader in log.readers}
     for event in log:
         start_ns = event.timestamp if start_ns is None else start_ns
         last_ns = event.timestamp
-        if event.type in _GROUPS or event.type == _USER_EVENT:
-            out.write(_record(event, event.timestamp - start_ns, cut))
-    elapsed = ((last_ns or 0) - (start_ns or 0)) // 1_000_000
-    group, kind = _TRAILER
-    out.write(_RECORD.pack(_RECORD.size, group << 8 | kind, 0, 0, 0, elapsed & 0xFFFFFFFF))
-    for what, count in sorted(cut.items()):
+        since_ns = event.timestamp - start_ns
+        if event.type == "DUMP_FINISH" and ends.get(event.cpu):
+            count = max(ends[event.cpu].pop(), 0)
+            cut["the lost events"] += count > 0xFFFF
+            aux = struct.pack(">H", min(count, 0xFFFF))
+            out.write(_own_record(_BUFFER, since_ns, event.cpu, aux))
+        elif _is_told(event):
+            out.write(_record(event, since_ns, cut))
+    out.write(_own_record(_TRAILER, (last_ns or 0) - (start_ns or 0)))
+    for what, count in sorted((+cut).items()):
         yield f"{what} did not fit into the record of 1987 in {count} records: low bits only"
 
 
-def _header(log: Log, cut: Counter[str]) -> bytes:
+def _is_told(event: Event) -> bool:
+    """Whether it has a record. Threads have none."""
+    if event.type == "FORK":
+        return bool(event.get("kind", "PROCESS") == "PROCESS")
+    if event.type == "EXIT":
+        return bool(event.get("group_dead", 1))
+    return event.type in _GROUPS or event.type == _USER_EVENT
+
+
+def _own_record(kind: int, since_ns: int, pid: int = 0, aux: bytes = b"") -> bytes:
+    """A record of the monitor's own, in group 0."""
+    real = since_ns // 1_000_000 & 0xFFFFFFFF
+    return _RECORD.pack(_RECORD.size + len(aux), kind, 0, pid & 0xFFFF, 0, real) + aux
+
+
+def _header(log: Log, users: int, cut: Counter[str]) -> bytes:
     header = log.format.header
     settings = header.get("settings")
     machine = settings.get("machine") if isinstance(settings, dict) else None
@@ -67,7 +94,8 @@ def _header(log: Log, cut: Counter[str]) -> bytes:
         when.month, when.day, when.year, when.hour, when.minute, when.second,
         _short(machine.get("uid"), "the user", cut), _text(machine.get("user"), 32),
         _text(header.get("tcpkmon"), 16), _short(header.get("cpus"), "the CPUs", cut),
-        _short(memory >> 20 if isinstance(memory, int) else 0, "the memory", cut), 0, 1,
+        _short(memory >> 20 if isinstance(memory, int) else 0, "the memory", cut),
+        _short(users, "the users", cut), 1,
     )  # fmt: skip
 
 
@@ -80,7 +108,7 @@ def _record(event: Event, since_ns: int, cut: Counter[str]) -> bytes:
         group, kind, names = _GROUPS[event.type]
         aux = b"".join(struct.pack(">I", _number(event, name) & 0xFFFFFFFF) for name in names)
     values = {
-        "the user": (_number(event, "uid"), 0xFFFF),
+        "the user": (_user(event), 0xFFFF),
         "the process": (_number(event, "tgid"), 0xFFFF),
         "the CPU time": (
             (_number(event, "cpu_time") or _number(event, "runtime")) // 1_000_000, 0xFFFFFFFF,
@@ -88,10 +116,14 @@ def _record(event: Event, since_ns: int, cut: Counter[str]) -> bytes:
         "the time": (since_ns // 1_000_000, 0xFFFFFFFF),
     }  # fmt: skip
     for what, (value, most) in values.items():
-        if value > most:
+        if value > most and value != NO_USER:
             cut[what] += 1
     uid, pid, cpu, real = (value & most for value, most in values.values())
     return _RECORD.pack(_RECORD.size + len(aux), group << 8 | kind, uid, pid, cpu, real) + aux
+
+
+def _user(event: Event) -> int:
+    return _number(event, "uid") if "uid" in event.fields else NO_USER
 
 
 def _number(event: Event, name: str) -> int:

@@ -24,7 +24,8 @@ _PACKED = {
 """Events whose thread and priority share a word, which is the first."""
 _EXEC = "EXEC"
 _EXEC_PARTS = (("pid", "tgid", "old_pid"), ("pid", "comm"), ("pid", "filename"))
-"""The fields of the three records of EXEC: that it happened, the name, the file."""
+"""The fields of the three records of EXEC: that it happened (and what else is known), the name, the
+file."""
 _WORD_BYTES = 4
 
 
@@ -38,15 +39,7 @@ class Translator:
     def legend(self) -> Iterator[str]:
         """A line for each event of the log: id, name, the words of a record."""
         for event in self._log.format.events:
-            for fields in _records(event):
-                pair = _PACKED.get(event.name, ())
-                words = ["seconds", "microseconds"]
-                words += ["pid<<16|priority<<8"] if _has_pair(event) else []
-                for field in fields:
-                    if field in pair and _has_pair(event):
-                        continue
-                    count = _word_count(event, field)
-                    words.append(field if count == 1 else f"{field}[{count}]")
+            for words in words_of(event):
                 name = NAMES.get(event.name, event.name)
                 yield for_terminal(f"{event.number} {name}: {' '.join(words)}")
 
@@ -69,11 +62,25 @@ class Translator:
                     yield f"{what} {stamp} {text}" if text else f"{what} {stamp}"
 
 
+def words_of(event: LogEvent) -> Iterator[list[str]]:
+    """The words of each record that an event makes, behind its id: text has the number of them."""
+    for fields in _records(event):
+        pair = _PACKED.get(event.name, ()) if _has_pair(event) else ()
+        words = ["seconds", "microseconds", *(["pid<<16|priority<<8"] if pair else [])]
+        for field in fields:
+            if field not in pair:
+                count = _word_count(event, field)
+                words.append(field if count == 1 else f"{field}[{count}]")
+        yield words
+
+
 def _records(event: LogEvent) -> list[tuple[str, ...]]:
     """The fields of each record that an event makes."""
     names = tuple(field.name for field in event.fields)
     if event.name == _EXEC and set().union(*_EXEC_PARTS) <= set(names):
-        return list(_EXEC_PARTS)
+        known = set().union(*_EXEC_PARTS)
+        first, *others = _EXEC_PARTS
+        return [(*first, *(name for name in names if name not in known)), *others]
     return [names]
 
 

@@ -65,12 +65,14 @@ def parse_condition(text: str) -> Condition:
 
 @dataclass(frozen=True)
 class Choice:
-    """The wanted records: those that fulfil all conditions. events: None for all."""
+    """The wanted records: those that fulfil all conditions. events: None for all. without: no
+    events of these processes."""
 
     events: tuple[str, ...] | None = None
     since: Moment | None = None
     until: Moment | None = None
     conditions: tuple[Condition, ...] = ()
+    without: tuple[int, ...] = ()
 
     @property
     def needs_real_time(self) -> bool:
@@ -98,7 +100,7 @@ class Choice:
         for moment, keep in ((self.since, np.greater_equal), (self.until, np.less_equal)):
             if moment is not None:
                 chosen &= keep(clock.times(batch, moment.is_real), moment.ns)
-        if self.events is None and not self.conditions:
+        if self.events is None and not self.conditions and not self.without:
             return np.flatnonzero(chosen)
         for event in batch.events():
             at = batch.where(event)
@@ -107,6 +109,9 @@ class Choice:
                 continue
             for condition in self.conditions:
                 chosen[at] &= _test(condition, batch, event, at)
+            process = event.find_field("tgid") or event.find_field("pid")
+            if self.without and process is not None and process.kind == "int":
+                chosen[at] &= ~np.isin(batch.rows(event, at)[process.name], self.without)
         return np.flatnonzero(chosen)
 
 

@@ -19,11 +19,13 @@ TR = "cat driver.c | tr a-z A-Z > upper"
 
 @dataclass(frozen=True)
 class Command:
-    """As in the thesis, and as it is called here; users run it at the same time."""
+    """As in the thesis, and as it is called here. users run it at the same time, each `runs` times:
+    mtime's -u and -r."""
 
     name: str
     shell: str
     users: int = 1
+    runs: int = 1
 
 
 Step = Command | float
@@ -91,26 +93,29 @@ class Mix:
             self.run(steps)
 
     def run(self, steps: Sequence[Step]) -> dict[str, float]:
-        """A benchmark: CPU seconds of a user's command, by the command's name."""
-        running: list[tuple[str, subprocess.Popen[bytes]]] = []
+        """A benchmark: CPU seconds of a run of a user's command, by the command's name."""
+        running: list[tuple[Command, subprocess.Popen[bytes]]] = []
         for step in steps:
             if not isinstance(step, Command):
                 time.sleep(step / PAUSES)
                 continue
-            running += [(step.name, self._start(step, user)) for user in range(step.users)]
+            running += [(step, self._start(step, user)) for user in range(step.users)]
         used: dict[str, list[float]] = defaultdict(list)
-        for name, process in running:
+        for step, process in running:
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
             if process.returncode:
-                raise ValueError(f"{name}: exit code {process.returncode}")
-            used[name].append(usage.ru_utime + usage.ru_stime)
+                raise ValueError(f"{step.name}: exit code {process.returncode}")
+            used[step.name].append((usage.ru_utime + usage.ru_stime) / step.runs)
         return {name: sum(each) / len(each) for name, each in used.items()}
 
     def _start(self, command: Command, user: int) -> subprocess.Popen[bytes]:
         """Each user has a shell, as with mtime, so that its children count."""
+        shell = command.shell
+        if command.runs > 1:
+            shell = f"for run in $(seq {command.runs}); do ({shell}) || exit; done"
         return subprocess.Popen(
-            ["/bin/sh", "-c", command.shell], cwd=self.folder, stdin=subprocess.DEVNULL,
+            ["/bin/sh", "-c", shell], cwd=self.folder, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env={**os.environ, "LC_ALL": "C", "USER": f"user{user}"},
         )  # fmt: skip

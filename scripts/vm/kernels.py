@@ -163,12 +163,3 @@ def check_bootable(release: str, folder: Path) -> None:
     """Failure where the kernel has no 9p, by which guests see the host's files: Debian's -cloud."""
     if not (folder / "lib/modules" / release / "kernel/fs/9p").is_dir():
         raise Failure(f"{release} cannot be booted here: it has no 9p file system")
-
-
-def link_kernel(wanted: str, release: str, folder: Path) -> None:
-    """build/vm/NAME/vmlinuz, which vmtest.toml names."""
-    place = ROOT / "build" / "vm" / wanted
-    place.mkdir(parents=True, exist_ok=True)
-    link = place / "vmlinuz"
-    link.unlink(missing_ok=True)
-    link.symlink_to(folder / "boot" / f"vmlinuz-{release}")

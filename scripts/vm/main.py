@@ -230,7 +230,7 @@ def main(arguments: list[str], usage: str = "") -> int:
         with tools.alone():
             tools.get_tools()
             for wanted in names:
-                kernels.link_kernel(wanted, *kernels.get_kernel(wanted))
+                kernels.get_kernel(wanted)
         return 0
     is_ci = "--ci" in options
     verdicts = test_all(names, more, is_ci, is_ci or "--parallel" in options)

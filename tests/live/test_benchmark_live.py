@@ -127,3 +127,12 @@ def test_it_needs_root(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert run(command, ["benchmark"], "tcpkmon") == PrivilegeError.exit_code
     assert "needs root" in capsys.readouterr().err
+
+
+def test_base_events_are_timed_where_they_are_made() -> None:
+    """As the HOWTO's files benchmarks/KLOGGER_START and PROCESS_EXISTS: text costs more."""
+    start, process = measure(["KLOGGER_START", "PROCESS_EXISTS"], iterations=50, rounds=5)
+    assert (start.schema, start.event, process.event) == ("base", "KLOGGER_START", "PROCESS_EXISTS")
+    assert 0 < start.fastest_ns <= start.enabled_ns <= start.slowest_ns
+    assert process.record_bytes > start.record_bytes > 24
+    assert start.disabled_ns is None

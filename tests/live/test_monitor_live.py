@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from tcpkmon.collector import capturing
+from tcpkmon.collector.commands.history.monitor import state_path
 from tcpkmon.formats.analysis import open_log
+from tcpkmon.formats.history import NO_USER
 
 FORKS = 40
 TCPKMON = Path(sys.executable).with_name("tcpkmon")
@@ -41,7 +44,9 @@ def test_on_off_and_the_report(tmp_path: Path) -> None:
         made = [os.spawnlp(os.P_NOWAIT, "true", "true") for _ in range(FORKS)]
         for pid in made:
             os.waitpid(pid, 0)
-        assert "Events being monitored are :\n6. Fork/Exit" in monitor(tmp_path, "-s")[1]
+        status = monitor(tmp_path, "-s")[1]
+        assert "Events being monitored are :\n6. Fork/Exit" in status
+        assert "Size of each CPU's ring (bytes) : 4194304\n" in status
     finally:
         code, said = monitor(tmp_path, "-off")
     assert said == "MONITOR is turned OFF\nEvent data collected in file monitor.out\n"
@@ -59,9 +64,35 @@ def test_on_off_and_the_report(tmp_path: Path) -> None:
     assert "not turned on" in monitor(tmp_path, "-s")[1]
 
 
-def test_msmod_switches_a_running_capture(tmp_path: Path) -> None:
-    from tcpkmon.collector import capturing
+def test_a_small_ring_and_more_than_one_id(tmp_path: Path) -> None:
+    """-b 3 10000 gives a ring of 16384 bytes, and -status says so; a user is no one of root's."""
+    assert monitor(tmp_path, "-on", "-b", "3", "10000", "-events", "6")[0] == 0
+    try:
+        assert "ring (bytes) : 16384\n" in monitor(tmp_path, "-s")[1]
+        capture = json.loads((state_path()).read_text())["pid"]
+        told = capturing.attach(capture).status()["buffer_bytes"]
+        subprocess.run(["/bin/true"], check=True, user=65534, group=65534, extra_groups=[])
+    finally:
+        monitor(tmp_path, "-off")
+    assert told == 16384
+    report = json.loads(run_tcpkmon("condense", "monitor.out", "--json", cwd=tmp_path).stdout)
+    counts = {one["name"]: one["processes"] for one in report["users"]}
+    assert counts.get("65534", 0) >= 1
+    assert counts.get(str(NO_USER), 0) <= 1  # a process that was there, and no event tells of it
 
+
+def test_iscan_takes_the_log_level_it_needs(tmp_path: Path) -> None:
+    done = run_tcpkmon("iscan", "bdwrite", "disc_io_id", "trap", "-o", "log", "--duration", "3s",
+                       "-q", cwd=tmp_path)  # fmt: skip
+    assert done.returncode in (0, 3), done.stderr
+    with open_log(tmp_path / "log") as log:
+        on = {one["name"] for one in log.choose("LOGGING_EVENT") if one["enabled"] == 1}
+        mine = log.collector_pids
+        assert all(e.get("tgid") not in mine for e in log.without_collector())
+    assert on == {"PAGE_DIRTY", "DISK_INSERT", "DISK_ISSUE", "DISK_COMPLETE", "SCHEDOUT"}
+
+
+def test_msmod_switches_a_running_capture(tmp_path: Path) -> None:
     with capturing.start("sched", tmp_path / "log", force=True) as capture:
         pid = str(capture.pid)
         assert run_tcpkmon("msmod", "--collector", pid, "-swtch", "-exit").returncode == 0
@@ -80,7 +111,7 @@ def test_a_user_may_list_and_nothing_else(tmp_path: Path) -> None:
 
     listed = as_nobody("msmod", "-l")
     assert listed.returncode == 0
-    assert "setrq (ADD_TO_RUNQ): time, cpu, pid" in listed.stdout
+    assert "setrq (ADD_TO_RUNQ): seconds, microseconds, pid<<16|priority<<8" in listed.stdout
     assert "BKL_LOCK_FINISH: not on this kernel: no probe logs it" in listed.stdout
     for words in (["monitor", "-on"], ["iscan", "swtch", "-o", "/tmp/nobodys-log"]):
         refused = as_nobody(*words)

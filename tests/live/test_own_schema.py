@@ -54,7 +54,9 @@ static __always_inline void called(void *ctx, struct klogger_cpu *cpu, const int
 #ifdef HAVE_HRTIMER_RESTART
     constant = HRTIMER_RESTART;
 #endif
+#ifdef CONFIG_KLOGGER
     klogger(CALLED, MINE, constant, READ(direct, READ(direct, task, real_parent), pid));
+#endif
 }
 
 PROBE(switched, "LEFT CALLED", "btf:sched_switch raw:sched_switch")

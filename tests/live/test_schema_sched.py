@@ -261,3 +261,24 @@ def test_a_stopped_process_is_off_the_run_queue(tmp_path: Path) -> None:
     assert len(log.of("REMOVE_FROM_RUNQ", pid=process.pid, state="STOPPED")) == 3
     assert len(log.of("SCHEDOUT", pid=process.pid, state="STOPPED", reason="BLOCKED")) == 3
     assert len(log.of("TRY_TO_WAKEUP", pid=process.pid, state="STOPPED", wakes=1)) == 3
+
+
+def test_whose_processes_are(tmp_path: Path) -> None:
+    """A child of root that becomes another user, and forks: FORK, EXEC and EXIT tell who each is."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become a user")
+    with logging(tmp_path / "log", "sched", more=["--locations", "FORK,EXEC,EXIT"]) as running:
+        child = subprocess.Popen(
+            ["/bin/sh", "-c", "(exec /bin/true); exit 0"], user=65534, group=65534,
+            extra_groups=[], cwd="/",
+        )  # fmt: skip
+        assert child.wait() == 0
+        log = running.finish()
+    born = log.one("FORK", child_pid=child.pid)
+    assert (born["uid"], born["tgid"]) == (0, os.getpid())
+    assert born["runtime"] > 0 and born["cgroup"] > 0
+    assert log.one("EXEC", tgid=child.pid)["uid"] == 65534
+    made = log.of("FORK", tgid=child.pid)
+    assert [one["uid"] for one in made] == [65534] * len(made) and made
+    assert log.one("EXIT", tgid=child.pid)["uid"] == 65534
+    assert log.one("PROCESS_EXISTS", pid=os.getpid())["uid"] == 0

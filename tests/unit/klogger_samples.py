@@ -132,7 +132,7 @@ def write_big_endian(path: Path, header: Mapping[str, Any], name: str, payload: 
     """The log of a big-endian machine with one event, serial 2 at 2^40 ns."""
     numbers = {event["name"]: event["number"] for event in header["events"]}
     names = ("DUMP_BEGIN", name, "DUMP_FINISH")
-    payloads = (struct.pack(">II", 0, 0), payload, struct.pack(">Q", 128))
+    payloads = (struct.pack(">IIQQ", 0, 0, 0, 0), payload, struct.pack(">Q", 144))
     body = struct.pack(">4H", *(numbers[one] for one in names), 0)
     for serial, (one, data) in enumerate(zip(names, payloads, strict=True), 1):
         body += struct.pack(">IIQQ", numbers[one], 24 + len(data), serial, 1 << 40) + data

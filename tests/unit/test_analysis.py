@@ -356,3 +356,18 @@ def test_pairs_of_events_keep_fields() -> None:
     ]  # fmt: skip
     found = match_pairs(events, start=["A", "B"], stop="C", key="tid=pid", carry="what")
     assert list(found) == [((2, "yy"), 12, 20), ((1, "x"), 10, 21)]
+
+
+def test_without_the_collectors_own_events(tmp_path: Path) -> None:
+    """By the process where an event has one, also beside other conditions."""
+    text = "event A { int pid; int tgid } event B { int pid } event C { int other }"
+    maker = LogMaker(text, settings={"collector_pids": [7]})
+    for pid in (7, 8):
+        maker.add("A", {"pid": 70 + pid, "tgid": pid}).add("B", {"pid": pid}).add("C", {"other": 7})
+    with open_log(maker.write(tmp_path / "kernlog.dump.cpu0")) as log:
+        assert log.collector_pids == (7,)
+        kept = log.without_collector().choose("A", "B", "C")
+        assert [(e.type, e.get("pid")) for e in kept] == [
+            ("C", None), ("A", 78), ("B", 8), ("C", None)
+        ]  # fmt: skip
+        assert [e["pid"] for e in kept.choose("B", where=["pid<=8"])] == [8]

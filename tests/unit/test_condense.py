@@ -40,16 +40,22 @@ event SCHEDIN {{ int pid; int prev_pid }}
 event SCHEDOUT {{ int pid; int tgid; ulonglong runtime }}
 event SAMPLE {{ {TASK} int state }}
 """
+OWNED = SCHEMA.replace("event FORK {", "event FORK { uint uid; ulonglong cgroup;").replace(
+    "event EXIT {", "event EXIT { uint uid; ulonglong cgroup;"
+) + "event EXEC { int tgid; uint uid }"
+"""As FORK, EXEC and EXIT are since they tell whose a process is."""
 MS = 1_000_000
 Told = tuple[int, str, dict[str, Any]]
 """When [ns since the start], what, and its fields."""
 
 
-def write(folder: Path, events: list[Told], cpus: int = 1) -> Path:
+def write(
+    folder: Path, events: list[Told], cpus: int = 1, schema: str = SCHEMA, **header: Any
+) -> Path:
     """A log for each CPU; events without one are CPU 0's."""
     folder.mkdir()
     for cpu in range(cpus):
-        build = LogBuilder(cpu, schema=SCHEMA)
+        build = LogBuilder(cpu, schema=schema, **header)
         for when, name, values in sorted(events, key=lambda one: one[0]):
             if values.get("cpu", 0) == cpu:
                 fields = {key: value for key, value in values.items() if key != "cpu"}
@@ -298,8 +304,60 @@ def test_sessions_and_processes(tmp_path: Path) -> None:
     assert overall.login is not None and overall.login.mean == pytest.approx(0.030)
     assert overall.logout is not None and overall.logout.mean == pytest.approx(0.050)
     assert report.process_life is not None and report.process_life.mean == pytest.approx(0.020)
+    assert report.between_processes is None  # none was made after that
     made = {g.name: g for g in report.users}[str(NO_USER)]
     assert made.cpu is not None and made.cpu.most == pytest.approx(0.003)  # it began with none
+
+
+def test_whose_a_process_is(tmp_path: Path) -> None:
+    """By FORK its parent's user, until EXEC or EXIT says another; by PROCESS_EXISTS, if no other
+    event does; else nobody knows, and that is not root."""
+    told: list[Told] = [
+        (1 * MS, "PROCESS_EXISTS", {"pid": 10, "uid": 3}),
+        (1 * MS, "PROCESS_EXISTS", {"pid": 11, "uid": 3}),  # did nothing: is not counted
+        (2 * MS, "FORK", {"child_pid": 20, "child_tgid": 20, "uid": 4, "cgroup": 9}),
+        (3 * MS, "FORK", {"child_pid": 21, "child_tgid": 21, "uid": 4, "cgroup": 9}),
+        (4 * MS, "EXEC", {"tgid": 21, "uid": 5}),
+        (5 * MS, "EXIT", {"pid": 22, "tgid": 22, "uid": 6, "cgroup": 9, "group_dead": 1}),
+        *((6 * MS, "SCHEDOUT", {"pid": pid, "tgid": pid, "runtime": MS})
+          for pid in (10, 20, 21, 23)),
+    ]  # fmt: skip
+    path = write(tmp_path / "log", told, schema=OWNED)
+    assert {one.name: one.processes for one in condensed(path).users} == {
+        "3": 1, "4": 1, "5": 1, "6": 1, str(NO_USER): 1,
+    }  # fmt: skip
+    assert {one.name: one.processes for one in condensed(path).cgroups} == {"0": 2, "9": 3}
+    old = write(tmp_path / "old", [one for one in told if one[1] not in ("EXEC", "PROCESS_EXISTS")
+                                   and "uid" not in one[2]])  # fmt: skip
+    assert [one.name for one in condensed(old).users] == [str(NO_USER)]
+
+
+def test_classes_of_users(tmp_path: Path) -> None:
+    """Two processes of 6 ms are Light; their user, with 12 ms, is Medium."""
+    told: list[Told] = []
+    for pid, uid, used in ((30, 1, 6), (31, 1, 6), (32, 2, 6)):
+        told += [
+            (1 * MS, "FORK", {"child_pid": pid, "child_tgid": pid, "uid": uid}),
+            (2 * MS, "SCHEDOUT", {"pid": pid, "tgid": pid, "runtime": used * MS}),
+        ]
+    path = write(tmp_path / "log", told, schema=OWNED)
+    counts = [
+        [one.processes for one in condensed(path, by_user=by_user).classes] for by_user in (0, 1)
+    ]
+    assert counts == [[3, 0, 0, 3], [1, 2, 0, 3]]
+    said = CliRunner().invoke(command, [str(path), "--by-user"]).output
+    assert "Classes of users by CPU time" in said
+
+
+def test_without_the_collector(tmp_path: Path) -> None:
+    told = [one for pid in (50, 51) for seed in range(9)
+            for one in request(random.Random(9 * pid + seed), pid, 7, 0, 10 * MS)]  # fmt: skip
+    path = write(tmp_path / "log", told, settings={"collector_pids": [51, "x", -1]})
+    both, one = condensed(path), condensed(path, without_collector=True)
+    assert [len(both.devices), len(one.devices)] == [2, 1]
+    assert [both.classes[-1].processes, one.classes[-1].processes] == [2, 1]
+    said = CliRunner().invoke(command, [str(path), "--without-collector"]).output
+    assert "device 8:0" in said and "device 8:1" not in said
 
 
 def test_a_number_given_again(tmp_path: Path) -> None:
@@ -354,7 +412,8 @@ def test_the_command(tmp_path: Path) -> None:
     path = str(write(tmp_path / "log", session(1)))
     text = CliRunner().invoke(command, [path], catch_exceptions=False).output
     for word in ("Response time (secs)", "Light", "Heavy", "CPU Utilization (percent)",
-                 "device 8:1", "Elapsed time =", "n/a"):  # fmt: skip
+                 "device 8:1", "Elapsed time =", "n/a", "Login (secs)", "Logout (secs)",
+                 "Life of a process (secs)", "Between processes (secs)"):  # fmt: skip
         assert word in text
     told = json.loads(CliRunner().invoke(command, [path, "--json"]).output)
     assert [group["name"] for group in told["classes"]] == ["Light", "Medium", "Heavy", "Overall"]

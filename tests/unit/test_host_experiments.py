@@ -11,7 +11,7 @@ from scripts.experiments.results import Results
 from scripts.host import checks, everything, groups, overhead, page, session
 from scripts.host.experiments import EXPERIMENTS
 from scripts.host.main import command
-from scripts.host.mix import BENCHMARKS, Command
+from scripts.host.mix import BENCHMARKS, Command, Mix
 from scripts.host.reference import Reference, compare, covered, times
 from tcpkmon.collector.commands.history.monitor import GROUPS
 from tcpkmon.formats.analysis import open_log
@@ -156,3 +156,13 @@ def test_the_reference_is_the_condenser(tmp_path: Path, seed: int) -> None:
     assert report.disk is not None
     assert report.disk.true == pytest.approx(again["disk"]["true"])
     assert report.disk.total == pytest.approx(again["disk"]["total"])
+
+
+def test_each_user_runs_a_command_as_often_as_told(tmp_path: Path) -> None:
+    """mtime's -u and -r."""
+    mix = Mix.__new__(Mix)
+    mix.folder = tmp_path
+    mix.run([Command("count", "echo $USER >> runs", users=2, runs=3)])
+    assert sorted((tmp_path / "runs").read_text().split()) == ["user0"] * 3 + ["user1"] * 3
+    with pytest.raises(ValueError, match="exit code 4"):
+        mix.run([Command("fails", "exit 4", runs=2)])

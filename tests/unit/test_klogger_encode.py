@@ -46,28 +46,30 @@ DUMP = from_hex(
     4b 4c 4f 47 44 55 4d 50  # 00 "KLOGDUMP"
     02 00 00 00              # 08 index 2
     04 00 00 00              # 12 4 records
-    88 00 00 00 00 00 00 00  # 16 136 bytes of body
+    98 00 00 00 00 00 00 00  # 16 152 bytes of body
     07 00 00 00 00 00 00 00  # 24 first serial 7
-    d3 2b af 09              # 32 crc32 of the body
-    aa 61 c8 59              # 36 crc32 of bytes 0 to 36
+    32 d1 62 52              # 32 crc32 of the body
+    ab 3b 73 ed              # 36 crc32 of bytes 0 to 36
     00 00 00 00 00 00 00 00  # 40 reserved
     24 00 2c 00 2c 00 25 00  # 48 numbers: DUMP_BEGIN, SCHEDOUT twice, DUMP_FINISH
-    24 00 00 00 20 00 00 00  # 56 DUMP_BEGIN, 32 bytes
+    24 00 00 00 30 00 00 00  # 56 DUMP_BEGIN, 48 bytes
     07 00 00 00 00 00 00 00  #    serial 7
     e8 03 00 00 00 00 00 00  #    at 1000 ns
     02 00 00 00 00 00 00 00  #    index 2, and 4 bytes of padding
-    2c 00 00 00 20 00 00 00  # 88 SCHEDOUT, 32 bytes
+    64 00 00 00 00 00 00 00  #    the dump before was written from 100 ns
+    c8 00 00 00 00 00 00 00  #    to 200 ns
+    2c 00 00 00 20 00 00 00  # 104 SCHEDOUT, 32 bytes
     08 00 00 00 00 00 00 00  #    serial 8
     00 00 00 00 01 00 00 00  #    at 2^32 ns
     31 04 00 00 00 00 00 00  #    pid 1073
-    2c 00 00 00 20 00 00 00  # 120 SCHEDOUT
+    2c 00 00 00 20 00 00 00  # 136 SCHEDOUT
     0a 00 00 00 00 00 00 00  #    serial 10: 9 was lost
     01 00 00 00 01 00 00 00
     fe ff ff ff 00 00 00 00  #    pid -2
-    25 00 00 00 20 00 00 00  # 152 DUMP_FINISH
+    25 00 00 00 20 00 00 00  # 168 DUMP_FINISH
     0b 00 00 00 00 00 00 00  #    serial 11
     02 00 00 00 01 00 00 00
-    88 00 00 00 00 00 00 00  #    136 bytes
+    98 00 00 00 00 00 00 00  #    152 bytes
     """
 )
 
@@ -93,7 +95,8 @@ def test_a_dump_byte_for_byte() -> None:
     )
     # The ring's padding behind the payload is the kernel's zeros; here ring_rows() wrote rubbish.
     packed.body[24 + 4 : 32] = packed.body[32 + 24 + 4 : 64] = 0
-    begin = pack_event(log, "DUMP_BEGIN", {"index": 2}, 7, 1000)
+    wrote = {"wrote_from": 100, "wrote_until": 200}
+    begin = pack_event(log, "DUMP_BEGIN", {"index": 2, **wrote}, 7, 1000)
     assert finish_dump(log, 2, [begin, packed], 11, (1 << 32) + 2).hex() == DUMP.hex()
 
 

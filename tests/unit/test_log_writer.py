@@ -133,6 +133,19 @@ def test_serials_run_through_records_and_base_events_and_gaps_stay(log):
     assert log.writer.written.in_file == Counter({(0, log.number): 4})
 
 
+def test_a_dump_tells_when_the_one_before_was_written(log):
+    log.writer.write(*log.batch((0, [1, 2])))
+    log.writer.write(*log.batch((0, [3])))
+    log.writer.close()
+    told = [
+        (int(dump.times_ns[0]), *dump.rows("DUMP_BEGIN")[["wrote_from", "wrote_until"]][0].tolist())
+        for dump in LogReader(log.path(0)).batches(MOST_DUMP_BYTES, MOST_DUMP_BYTES)
+    ]
+    assert told[0][1:] == (0, 0)
+    (_, _, _), *later = told
+    assert len(later) >= 1 and all(0 < since <= until for _, since, until in later)
+
+
 def test_each_cpu_has_its_own_file_and_serials(log):
     log.writer.write(*log.batch((0, [1]), (1, [1, 2])))
     log.writer.control([Note("KLOGGER_FINISH", {"reason": 0})], 5)

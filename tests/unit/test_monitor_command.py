@@ -4,13 +4,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from tcpkmon.collector.commands import tcpkmon
-from tcpkmon.collector.commands.history import iscan, monitor, msmod
+from tcpkmon.collector.commands.history import iscan, measurements, monitor, msmod
+from tcpkmon.collector.plan.columns import SCHEMATA
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.formats.history import Translator
+from tcpkmon.formats.klogger.describe import describe_event
+from tcpkmon.formats.klogger.table import LogFormat
+from tcpkmon.formats.schema import load
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +59,9 @@ def test_groups_that_do_not_exist(text: str) -> None:
 
 def test_lists_of_numbers_need_no_quotes() -> None:
     """-e 1 3 is one option with two values, and what follows is another."""
+    for word in ("-event", "-events"):
+        with monitor.command.make_context("monitor", ["-s", word, "1", "3"]) as context:
+            assert context.params["events"] == "1 3"
     with monitor.command.make_context("monitor", ["-s", "-e", "1", "3", "-f", "x"]) as context:
         assert context.params["events"] == "1 3"
         assert context.params["file"] == "x"
@@ -72,8 +81,33 @@ def test_msmod_lists_every_schema_with_the_fields_of_a_record() -> None:
     names = [line.split(":")[0] for line in result.output.splitlines()]
     assert len(set(names)) > 50
     assert "swtch (SCHEDOUT)" in names
-    assert any(line.startswith("swtch (SCHEDOUT): time, cpu, pid, tgid, comm, prio") for line in
-               result.output.splitlines())  # fmt: skip
+    said = result.output.splitlines()
+    assert sum(line.startswith("exec (EXEC): seconds, microseconds, pid") for line in said) == 3
+    assert "trap: swtch" in said and "disc_io_id: disc_queue, disc_start, disc_done" in said
+
+
+def test_msmod_describes_what_translate_prints() -> None:
+    """Word for word, of a log of the shipped schema."""
+    schema = load([SCHEMATA / "base.conf", SCHEMATA / "sched.conf"])
+    table = [describe_event(schema, event, n) for n, event in enumerate(schema.events)]
+    log = LogFormat.of({"format": 1, "byteorder": "little", "events": table})
+    legend = Translator(SimpleNamespace(format=log)).legend()  # type: ignore[arg-type]
+    theirs = [line.split(" ", 1)[1].replace(": ", " ").split() for line in legend]
+    listed = CliRunner().invoke(msmod.command, ["-l"]).output.splitlines()
+    ours = [line.replace(",", "").split() for line in listed if ": seconds" in line]
+    ours = [[words[0].rstrip(":"), *(w for w in words[1:] if w[0] != "(")] for words in ours]
+    for name in ("swtch", "setrq", "exec", "exit", "sleep", "FORK"):
+        assert [one for one in ours if one[0] == name] == [one for one in theirs if one[0] == name]
+
+
+def test_iscan_takes_all_ids_of_1988_and_their_log_levels() -> None:
+    for word in ("sleep swtch setrq remrq trap syscall exec exit disc_io_id bread breada bwrite "
+                 "bdwrite timeshare_insert syscallstart syscallexit sampler bread_read").split():
+        [found] = measurements.choose([word])
+        assert found, word
+    found = [one for each in measurements.choose(["timeshare_insert", "bdwrite", "disc_io_id"])
+             for one in each]  # fmt: skip
+    assert [one.level for one in found] == ["queue", "buffers", *["requests"] * 3]
 
 
 @pytest.mark.parametrize("words, why", [

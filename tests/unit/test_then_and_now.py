@@ -17,15 +17,19 @@ from tcpkmon.formats.schema import Schema, load
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "then-and-now.md"
-SYSTEMS = ("MAGNeT", "The UBC event monitor", "The measurement system of HP-UX")
+SYSTEMS = ("MAGNeT", "The UBC event monitor", "The measurement system of HP-UX", "Klogger")
 NONE = "Without meaning today: "
 SCHEMATA = ROOT / "bpf" / "schemata"
 EXPERIMENTS = {
     SYSTEMS[0]: ["M1 to M8"],
     SYSTEMS[1]: [f"U{number}" for number in range(1, 6)],
     SYSTEMS[2]: [f"H{number}" for number in range(1, 11)],
+    SYSTEMS[3]: [],
 }
-WORDS = {"klogger()", "pid << 16 | priority << 8", "ring full", "find_stalls()"}
+WORDS = {
+    "klogger()", "pid << 16 | priority << 8", "ring full", "find_stalls()", "open_log()",
+    "without_collector()", "tcpkmon.collector.capturing", "x86_64", "arm64", "any", "PentiumIV",
+}  # fmt: skip
 """Code that is none of the page's kinds; tests elsewhere use it."""
 
 
@@ -74,6 +78,8 @@ def check_command(words: list[str]) -> None:
         found = tcpkmon.command.commands.get(words[1])
         assert found is not None, words
         command = found
+        if isinstance(found, click.Group) and words[2] in found.commands:
+            command = found.commands[words[2]]
     given = [word for word in words if re.fullmatch(r"--?[a-z][\w-]*", word)]
     assert set(given) <= options(command), (words, options(command))
 

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tcpkmon.formats.commands.translate import command
+from tcpkmon.formats.history import NO_USER
 from tests.unit.log_builder import LogBuilder
 
 SCHEMA = """
@@ -82,19 +83,56 @@ def test_the_records_of_1987(tmp_path: Path) -> None:
     data = out.read_bytes()
     month, day, year = struct.unpack_from(">3h", data)
     assert (month, day, year) == (11, 21, 2024)
-    at = struct.calcsize(">7h32s16s4h")
-    records = []
-    while at < len(data):
-        head = struct.unpack_from(">4HII", data, at)
-        records.append((head, data[at + 16 : at + head[0]]))
-        at += head[0]
-    (fault, page), (mine, aux), (trailer, _) = records
+    records = old_records(data)
+    buffers = [(head[3], aux) for head, aux in records if head[1] == 2]
+    assert buffers == [(0, b"\0\0")] * 3  # of CPU 0, nothing is lost from any
+    (fault, page), (mine, aux), (trailer, _) = [one for one in records if one[0][1] != 2]
     assert fault == (20, 3 << 8 | 1, 1000, 70_000 & 0xFFFF, 3, fault[5])
     assert page == struct.pack(">I", 0x12345)
     assert mine[1] == 7 << 8 | 1
     assert aux == b"login\0"
     assert trailer[1] == 1
     assert trailer[5] >= fault[5] > 1900
+
+
+def old_records(data: bytes) -> list[tuple[tuple[int, ...], bytes]]:
+    """The records behind the header: len, event_id, user_id, pid, cpu_time, real_time; auxinfo."""
+    at, found = struct.calcsize(">7h32s16s4h"), []
+    while at < len(data):
+        head = struct.unpack_from(">4HII", data, at)
+        found.append((head, data[at + 16 : at + head[0]]))
+        at += head[0]
+    return found
+
+
+def test_processes_users_and_losses_of_1987(tmp_path: Path) -> None:
+    """Threads are no forks, nobody is not root, and each buffer tells what is missing from it."""
+    build = LogBuilder(schema="""
+        enum child_kind { PROCESS, THREAD }
+        event FORK { int tgid; int child_pid; child_kind kind; uint uid; ulonglong runtime }
+        event EXIT { int tgid; int group_dead; uint uid; ulonglong runtime }
+        event DISK_INSERT { int tgid; uint uid; ulonglong cpu_time; uint device }
+        event PAGEOUT_END { int tgid }
+    """)
+    build.log("FORK", tgid=5, child_pid=6, kind=0, uid=1000, runtime=9_000_000)
+    build.log("FORK", tgid=6, child_pid=7, kind=1, uid=1000)
+    build.log("EXIT", tgid=6, group_dead=0, uid=1000)
+    build.log("EXIT", tgid=6, group_dead=1, uid=1001, runtime=2_000_000)
+    build.end_dump()
+    build.lose("ring_full", 3, "DISK_INSERT").log("DISK_INSERT", uid=NO_USER).log("PAGEOUT_END").end_dump()
+    (tmp_path / "log").mkdir()
+    build.finish().write(tmp_path / "log" / "kernlog.dump.cpu0")
+    out = tmp_path / "out"
+    CliRunner().invoke(command, [str(tmp_path / "log"), "--records-1987", str(out)])
+    users = struct.unpack_from(">7h32s16s4h", out.read_bytes())[-2]
+    assert users == 2
+    told = old_records(out.read_bytes())
+    assert [head[1:5] for head, _ in told if head[1] >> 8] == [
+        (6 << 8, 1000, 5, 9), (6 << 8 | 1, 1001, 6, 2), (5 << 8, 65535, 0, 0),
+        (4 << 8 | 1, 65535, 0, 0),
+    ]  # fmt: skip
+    lost = [int.from_bytes(aux, "big") for head, aux in told if head[1] == 2]
+    assert sum(lost) == 3 and lost[2] == 3
 
 
 def test_a_lossy_log(tmp_path: Path) -> None:

@@ -19,7 +19,10 @@ _FORMAT = "klogger"
 def command(
     output: str | None, force: bool, duration: str | None, quiet: bool, ids: tuple[str, ...]
 ) -> int:
-    """Collect these measurements into Klogger logs until Ctrl-C; see tcpkmon msmod -l."""
+    """Collect these measurements into Klogger logs until Ctrl-C; see tcpkmon msmod -l.
+
+    The log level of a schema that has one of them is used.
+    """
     import time
 
     from tcpkmon.collector.commands.collect import import_quietly, run
@@ -28,7 +31,7 @@ def command(
     from tcpkmon.collector.plan.quantities import parse_duration
     from tcpkmon.collector.plan.request import Request
 
-    chosen = choose(ids)
+    chosen = [one for each in choose(ids) for one in each]
     import_quietly()
     names = dict.fromkeys(one.event.name for one in chosen)
     return run(
@@ -37,6 +40,7 @@ def command(
             output=time.strftime("iscan-%Y%m%d-%H%M%S") if output is None else output,
             schemata=tuple(dict.fromkeys(one.schema for one in chosen)),
             locations=",".join(names),
+            using=tuple(dict.fromkeys(one.level for one in chosen if one.level)),
             file_format=FILE_FORMATS[_FORMAT].name,
             duration_s=parse_duration(duration) if duration else None,
             force=force,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import time
@@ -40,13 +41,14 @@ _USAGE = (
 
 @dataclass(frozen=True)
 class State:
-    """The monitor that is on: its collector and what it was asked for."""
+    """The monitor that is on: its collector and what it was asked for. ring: bytes a CPU."""
 
     pid: int
     file: str
     buffers: int
     bytes: int
     events: tuple[int, ...]
+    ring: int = 0
 
 
 @click.command("monitor", cls=NumberLists)
@@ -56,7 +58,7 @@ class State:
 @click.option("-help", "-h", "action", flag_value="help", help="List the groups of events.")
 @click.option("-buffer", "-b", "buffer", nargs=2, type=click.IntRange(1), metavar="NBUFS BUFSIZE",
               help="The memory of each CPU: NBUFS buffers of BUFSIZE bytes. Default: 2 1048576.")
-@click.option("-event", "-e", "events", metavar="EVTNOS", help="The groups: 1 3 5. Default: all.")
+@click.option("-event", "-events", "-e", "events", metavar="EVTNOS", help="The groups: 1 3 5. Default: all.")
 @click.option("-file", "-f", "file", metavar="FNAME", help=f"The log. Default: {_FILE}.")
 def command(
     action: str | None, buffer: tuple[int, int] | None, events: str | None, file: str | None
@@ -86,6 +88,7 @@ def command(
 def _turn_on(buffer: tuple[int, int], groups: tuple[int, ...], file: str) -> int:
     from tcpkmon.collector import capturing
     from tcpkmon.collector.loader.prepare import check_privilege
+    from tcpkmon.collector.ring.rings import pages_of
 
     check_privilege()
     force = False
@@ -99,16 +102,17 @@ def _turn_on(buffer: tuple[int, int], groups: tuple[int, ...], file: str) -> int
     click.echo(f"Output file name : {for_terminal(file)}")
     click.echo("Events to be monitored are :")
     _list_events(groups)
-    ring = max(buffer[0] * buffer[1], _LEAST_BYTES)
-    if ring > buffer[0] * buffer[1]:
-        say(f"tcpkmon monitor: each CPU gets {ring} bytes, the least that a ring can have")
+    ring = pages_of(max(buffer[0] * buffer[1], _LEAST_BYTES)) * mmap.PAGESIZE
+    if ring != buffer[0] * buffer[1]:
+        say(f"tcpkmon monitor: each CPU gets {ring} bytes: a ring is a power of two of pages, "
+            f"{_LEAST_BYTES} bytes at least")  # fmt: skip
     names = [name for group in groups for name in GROUPS[group][2]]
     schemata = list(dict.fromkeys(GROUPS[group][1] for group in groups))
     capture = capturing.start(
         schemata, path, buffer_mb=ring / (1 << 20), force=force, detached=True,
         options=["--quiet", "--locations", ",".join(names)],
     )  # fmt: skip
-    _save(State(capture.pid, path, *buffer, groups))
+    _save(State(capture.pid, path, *buffer, groups, ring))
     return 0
 
 
@@ -138,6 +142,7 @@ def _print_status(state: State | None) -> int:
         return 0
     click.echo(_version("Status of MONITOR"))
     _print_settings(state.buffers, state.bytes, "being used")
+    click.echo(f"Size of each CPU's ring (bytes) : {state.ring}")
     click.echo("Events being monitored are :")
     _list_events(state.events)
     click.echo(f"Output file name : {for_terminal(state.file)}")

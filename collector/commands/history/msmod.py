@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 def command(listed: bool, collector: str | None, ids: tuple[str, ...]) -> int:
     """List what can be measured (-l), or switch measurements of a running capture: +ID, -ID.
 
-    As in HP-UX: each measurement has an id and a line that describes its record, fields in order.
+    As in HP-UX: each measurement has an id and a line that describes its record, the words that
+    tcpkmon translate prints behind the id.
     Those that this kernel lacks follow, with the reason. An ID is an event's name, or that of 1988.
     """
     from tcpkmon.collector.commands.history.measurements import choose, list_measurements
@@ -40,11 +41,12 @@ def command(listed: bool, collector: str | None, ids: tuple[str, ...]) -> int:
         raise UsageError("nothing to do", "-l lists the measurements; +ID or -ID switches one")
     if wrong := [word for word in ids if word[:1] not in ("+", "-")]:
         raise UsageError(f"{wrong[0]!r} does not say on or off", f"+{wrong[0]} or -{wrong[0]}")
-    names = [one.event.name for one in choose([word[1:] for word in ids])]
+    found = choose([word[1:] for word in ids])
     client = ask(collector)
     warn_of_version(client.status().get("tcpkmon"), "the collector")
     for sign, switch in (("+", client.enable), ("-", client.disable)):
-        chosen = [name for word, name in zip(ids, names, strict=True) if word[0] == sign]
+        chosen = [one.event.name for word, each in zip(ids, found, strict=True) for one in each
+                  if word[0] == sign]  # fmt: skip
         if chosen:
             switch(chosen)
     return 0
@@ -60,9 +62,14 @@ def warn_of_version(theirs: object, whose: str) -> None:
 
 
 def _list(found: Sequence[Measurement]) -> None:
+    from tcpkmon.formats.history.names_1988 import IDS
+
     for one in found:
         if not one.event.why_not:
-            click.echo(one.line)
+            click.echo("\n".join(one.lines))
+    old = {one.event.name: one.old for one in found}
+    for name, events in IDS.items():
+        click.echo(f"{name}: {', '.join(old[event] for event in events)}")
     lacking = [one for one in found if one.event.why_not]
     for one in lacking:
         click.echo(f"{one.old or one.event.name}: not on this kernel: {one.event.why_not}")
