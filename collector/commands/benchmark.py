@@ -27,8 +27,9 @@ def command(
     """Measure what logging each EVENT costs, in nanoseconds, enabled and disabled (needs root).
 
     Without EVENT: all events of the schemata. Without --schema: all shipped schemata, each loaded
-    alone, and the base events, which the collector makes: there it is the time to make one. A program in the kernel calls klogger(EVENT, constants) in a loop, and nothing is
-    attached. The output has the medians of nine rounds. A real probe costs more: the probe itself,
+    alone, and the base events, which the collector makes: there it is the time to make one. A
+    program in the kernel calls klogger(EVENT, constants) in a loop, and nothing is attached. The
+    output has the medians of nine rounds. A real probe costs more: the probe itself,
     and reading the values. It is an error if a record does not reach the ring.
     """
     from tcpkmon.collector.commands import event_cost

@@ -13,7 +13,7 @@ import shutil
 import time
 from pathlib import Path
 
-from scripts.vm.tools import APT, ROOT, Failure, apt_environment, cache, run, say
+from scripts.vm.tools import APT, Failure, apt_environment, cache, run, say
 
 SOURCES = Path(__file__).with_name("debian.sources")
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")

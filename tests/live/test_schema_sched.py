@@ -264,7 +264,7 @@ def test_a_stopped_process_is_off_the_run_queue(tmp_path: Path) -> None:
 
 
 def test_whose_processes_are(tmp_path: Path) -> None:
-    """A child of root that becomes another user, and forks: FORK, EXEC and EXIT tell who each is."""
+    """A child of root that becomes another user, and forks: FORK, EXEC, EXIT tell who each is."""
     if os.geteuid() != 0:
         pytest.skip("needs root to become a user")
     with logging(tmp_path / "log", "sched", more=["--locations", "FORK,EXEC,EXIT"]) as running:

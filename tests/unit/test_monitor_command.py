@@ -101,8 +101,11 @@ def test_msmod_describes_what_translate_prints() -> None:
 
 
 def test_iscan_takes_all_ids_of_1988_and_their_log_levels() -> None:
-    for word in ("sleep swtch setrq remrq trap syscall exec exit disc_io_id bread breada bwrite "
-                 "bdwrite timeshare_insert syscallstart syscallexit sampler bread_read").split():
+    for word in [
+        "sleep", "swtch", "setrq", "remrq", "trap", "syscall", "exec", "exit", "disc_io_id",
+        "bread", "breada", "bwrite", "bdwrite", "timeshare_insert", "syscallstart",
+        "syscallexit", "sampler", "bread_read",
+    ]:  # fmt: skip
         [found] = measurements.choose([word])
         assert found, word
     found = [one for each in measurements.choose(["timeshare_insert", "bdwrite", "disc_io_id"])

@@ -119,7 +119,8 @@ def test_processes_users_and_losses_of_1987(tmp_path: Path) -> None:
     build.log("EXIT", tgid=6, group_dead=0, uid=1000)
     build.log("EXIT", tgid=6, group_dead=1, uid=1001, runtime=2_000_000)
     build.end_dump()
-    build.lose("ring_full", 3, "DISK_INSERT").log("DISK_INSERT", uid=NO_USER).log("PAGEOUT_END").end_dump()
+    build.lose("ring_full", 3, "DISK_INSERT").log("DISK_INSERT", uid=NO_USER)
+    build.log("PAGEOUT_END").end_dump()
     (tmp_path / "log").mkdir()
     build.finish().write(tmp_path / "log" / "kernlog.dump.cpu0")
     out = tmp_path / "out"

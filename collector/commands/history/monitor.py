@@ -58,7 +58,8 @@ class State:
 @click.option("-help", "-h", "action", flag_value="help", help="List the groups of events.")
 @click.option("-buffer", "-b", "buffer", nargs=2, type=click.IntRange(1), metavar="NBUFS BUFSIZE",
               help="The memory of each CPU: NBUFS buffers of BUFSIZE bytes. Default: 2 1048576.")
-@click.option("-event", "-events", "-e", "events", metavar="EVTNOS", help="The groups: 1 3 5. Default: all.")
+@click.option("-event", "-events", "-e", "events", metavar="EVTNOS",
+              help="The groups: 1 3 5. Default: all.")
 @click.option("-file", "-f", "file", metavar="FNAME", help=f"The log. Default: {_FILE}.")
 def command(
     action: str | None, buffer: tuple[int, int] | None, events: str | None, file: str | None
