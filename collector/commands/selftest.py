@@ -26,14 +26,8 @@ def command(as_json: bool, verbose: bool) -> int:
     result is kept until the next boot, and its digest goes into the headers of later captures. Exit
     code 1: something is wrong.
     """
-    from tcpkmon.collector.commands.selftest_checks import (
-        NOT_CAUSED,
-        NOT_HERE,
-        OK,
-        UNPROVEN,
-        WRONG,
-        run,
-    )
+    from tcpkmon.collector.commands.selftest_captures import NOT_HERE
+    from tcpkmon.collector.commands.selftest_checks import NOT_CAUSED, OK, UNPROVEN, WRONG, run
     from tcpkmon.collector.loader.selftest_result import Result
 
     progress = Console(stderr=True, highlight=False)

@@ -31,7 +31,6 @@ from tcpkmon.collector.plan.options import (
 )
 from tcpkmon.collector.plan.recorder import Recorder, columns_for
 from tcpkmon.collector.plan.rotation import Rotation
-from tcpkmon.collector.plan.schema_sources import shipped_names
 from tcpkmon.collector.writer.stream import STREAMS
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.registry import FILE_FORMATS, FileFormat
@@ -79,8 +78,8 @@ class Request:
         "MAGNeT file (of magnet).", True, default=FORMATS[0], shown=True)
     schemata: tuple[str, ...] = option(
         "--schema NAME|FOLDER", NAMES, "What to record: a shipped schema (tcp, magnet, network, "
-        "sched, locking, syscall, disk, paging, tty, sampler, user, preempt, stopwatch) or your own; "
-        "also several. Default: tcp.", "schemata", default=("tcp",))
+        "sched, locking, syscall, disk, paging, tty, sampler, user, preempt, stopwatch) or your "
+        "own; also several. Default: tcp.", "schemata", default=("tcp",))
     using: tuple[str, ...] = option(
         "--using LEVEL", NAMES, "Use this log level of a schema instead of its default.", True)
     data: bool = option(
@@ -215,6 +214,8 @@ def check_request(request: Request) -> None:
             raise UsageError("--record-last writes a file for each dump: it does not rotate")
         if request.output == "-":
             raise UsageError("each dump is a file of its own", "name a folder: -o FOLDER")
+    from tcpkmon.collector.plan.schema_sources import shipped_names
+
     only, shipped = request.format.schema, {*request.schemata} & {*shipped_names()}
     is_more = len(request.schemata) > 1 and not request.format.fields
     if only is not None and (shipped != {only} or is_more):

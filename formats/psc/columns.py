@@ -72,6 +72,8 @@ CLASSIC: dict[str, tuple[int, int]] = {
 }
 """Offset and length [bytes] of the sixteen columns of struct tpm_entry."""
 CLASSIC_BYTES = 64
+_GENERAL = ("seq_no", "time", "callvalue", "location", "lport", "rport")
+"""What says which record it is: every kernel has it."""
 
 _SCOPES = {"pm": SCOPE_PM, "sys": SCOPE_SYS}
 _MODS = {"sack": MODS_SACK, "fack": MODS_FACK, "auto": MODS_AUTO}
@@ -90,7 +92,7 @@ class Column:
 
     def is_for(self, mods: int) -> bool:
         """Whether it means something in a kernel with these features (psc_mods)."""
-        return not self.mask or not mods or bool(self.mask & mods)
+        return not (self.mask and mods) or bool(self.mask & mods) or self.name in _GENERAL
 
     @property
     def is_time(self) -> bool:

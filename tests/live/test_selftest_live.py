@@ -14,21 +14,21 @@ import pytest
 from capturing import capturing
 from click.testing import CliRunner
 
-from tcpkmon.collector.commands import selftest_checks
+from tcpkmon.collector.commands import selftest_captures, selftest_checks
 from tcpkmon.collector.commands.selftest import command
-from tcpkmon.collector.commands.selftest_checks import NOT_CAUSED, NOT_HERE, OK, WRONG
+from tcpkmon.collector.commands.selftest_checks import NOT_CAUSED, OK, WRONG
 
 
 @pytest.fixture(scope="module")
 def told(
     tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[int, Any, selftest_checks.Recorded]:
+) -> tuple[int, Any, selftest_captures.Recorded]:
     """What the command says: its exit code, and the JSON; and what it recorded."""
-    recorded: list[selftest_checks.Recorded] = []
+    recorded: list[selftest_captures.Recorded] = []
     compare = selftest_checks.compare
     folder = tmp_path_factory.mktemp("selftest")
 
-    def keep(found: selftest_checks.Recorded) -> list[selftest_checks.Finding]:
+    def keep(found: selftest_captures.Recorded) -> list[selftest_captures.Finding]:
         copies = {name: folder / path.name for name, path in found.paths.items()}
         for name, path in found.paths.items():
             (shutil.copytree if path.is_dir() else shutil.copy2)(path, copies[name])
@@ -44,13 +44,13 @@ def told(
 
 
 def test_all_is_well_here_and_the_next_capture_says_so(
-    told: tuple[int, Any, selftest_checks.Recorded], tmp_path: Path
+    told: tuple[int, Any, selftest_captures.Recorded], tmp_path: Path
 ) -> None:
     code, said, _ = told
     results = Counter(one["result"] for one in said["findings"])
-    assert code == 0 and set(results) <= {OK, NOT_HERE, NOT_CAUSED}, said
+    assert code == 0 and set(results) <= {OK, selftest_captures.NOT_HERE, NOT_CAUSED}, said
     assert results[OK] >= 40
-    assert {one["area"] for one in said["findings"]} == set(selftest_checks.AREAS)
+    assert {one["area"] for one in said["findings"]} == set(selftest_captures.AREAS)
     with capturing(tmp_path / "a.pm") as run:
         outcome = run.stop()
     named = outcome.capture.settings["selftest"]
@@ -59,7 +59,7 @@ def test_all_is_well_here_and_the_next_capture_says_so(
 
 
 def test_a_call_that_nobody_recorded_is_found(
-    told: tuple[int, Any, selftest_checks.Recorded]
+    told: tuple[int, Any, selftest_captures.Recorded]
 ) -> None:
     """The application counts one call more, the kernel one retransmission more than there was."""
     recorded = told[2]
