@@ -79,8 +79,8 @@ class Request:
         "MAGNeT file (of magnet).", True, default=FORMATS[0], shown=True)
     schemata: tuple[str, ...] = option(
         "--schema NAME|FOLDER", NAMES, "What to record: a shipped schema (tcp, magnet, network, "
-        "sched, locking, syscall, disk, paging, tty, sampler, user, preempt, stopwatch) or your own; "
-        "also several. Default: tcp.", "schemata", default=("tcp",))
+        "sched, locking, syscall, disk, paging, tty, sampler, user, preempt, stopwatch) or your "
+        "own; also several. Default: tcp.", "schemata", default=("tcp",))
     using: tuple[str, ...] = option(
         "--using LEVEL", NAMES, "Use this log level of a schema instead of its default.", True)
     data: bool = option(
