@@ -56,9 +56,7 @@ PROBE(preempt_off, "PREEMPT_OFF", "btf:preempt_disable raw:preempt_disable")
 
 #if USE_preempt_on
 PROBE(preempt_on, "PREEMPT_OFF", "btf:preempt_enable raw:preempt_enable")
-{
-    SECTION_ENDS(PREEMPT, PREEMPT_OFF);
-}
+{ SECTION_ENDS(PREEMPT, PREEMPT_OFF); }
 #endif
 
 #if USE_irqs_off
@@ -68,7 +66,5 @@ PROBE(irqs_off, "IRQS_OFF", "btf:irq_disable raw:irq_disable")
 
 #if USE_irqs_on
 PROBE(irqs_on, "IRQS_OFF", "btf:irq_enable raw:irq_enable")
-{
-    SECTION_ENDS(IRQS, IRQS_OFF);
-}
+{ SECTION_ENDS(IRQS, IRQS_OFF); }
 #endif
