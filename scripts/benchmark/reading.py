@@ -37,7 +37,7 @@ TCP_PROBE = (
 )  # fmt: skip
 """The columns that perf script prints of tcp_probe; -T always prints the time and the ports."""
 READER = """
-import sys, formats
+import sys, tcpkmon
 with tcpkmon.open(sys.argv[1]) as capture:
     for rows in capture.chunks(8192):
         capture.columns([c.name for c in capture.columns_by_name.values()], rows.start, rows.stop)
