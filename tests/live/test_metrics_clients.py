@@ -143,6 +143,7 @@ def test_no_link_leads_to_the_file(shared: Path) -> None:
     """Who may write in a folder above could lead root elsewhere."""
     (shared / "real").mkdir()
     (shared / "link").symlink_to(shared / "real")
+    shared.chmod(0o777)
     words = [TCPKMON, "metrics", "--once", "--textfile", str(shared / "link" / "out.prom")]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 1

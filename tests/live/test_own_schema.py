@@ -247,6 +247,6 @@ def test_a_capture_tells_all_mistakes_at_once(mine: Path) -> None:
     done = run("collect", "--schema", mine, "-o", mine.parent / "log", "--duration", "1s")
     assert done.returncode == 2
     assert [line.split(": ")[1].removeprefix(f"{mine}/") for line in done.stderr.splitlines()] == [
-        "mine.conf:5:5", "mine.conf:17:15", "mine.bpf.c:20:23", "mine.bpf.c:42:59",
+        "mine.conf:5:5", "mine.conf:17:15", "mine.bpf.c:22:23", "mine.bpf.c:44:59",
     ]  # fmt: skip
     assert not (mine.parent / "log").exists()
