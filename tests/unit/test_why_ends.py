@@ -130,6 +130,7 @@ def test_quiet_times() -> None:
     assert row_of(whole)["quiet_us"] == 350_000
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_peers_are_open_at_the_same_time() -> None:
     table = {
         "conn_id": np.arange(1, 5),
@@ -138,6 +139,9 @@ def test_peers_are_open_at_the_same_time() -> None:
         "start_ns": np.array([100, 0, 90, 100]), "end_ns": np.array([200, 50, 210, 200]),
     }  # fmt: skip
     assert [Peers(table).of(one) for one in range(1, 5)] == [2, None, 0, None]
+    table["start_ns"] = np.array([-(2**62) - 9, 0, -(2**62) - 9, 100])  # of a damaged file
+    table["end_ns"] = np.array([2**62, 50, 2**62 + 9, 200])
+    assert Peers(table).of(1) == 2
 
 
 def test_round_trips_of_who_waits_are_told_as_a_mean_and_loopback_has_no_queue() -> None:
