@@ -21,11 +21,7 @@ from tcpkmon.collector.commands.selftest_captures import (
     area_of,
     record,
 )
-from tcpkmon.collector.commands.selftest_traffic import (
-    Counts,
-    End,
-    ends_of,
-)
+from tcpkmon.collector.commands.selftest_traffic import Counts, End, ends_of
 from tcpkmon.collector.loader.tcp_info import TCP_INFO
 from tcpkmon.formats.base.errors import LossError
 from tcpkmon.formats.base.tcp_info import FROM_INFO
@@ -36,6 +32,7 @@ OK, WRONG, UNPROVEN = "ok", "WRONG", "not proven"
 NOT_CAUSED = "not caused"
 CLOSE, LISTEN = 7, 10
 STATES_OF_AN_END = 5
+
 
 def run(folder: Path, say: Callable[[str], None]) -> list[Finding]:
     """Make the traffic and the captures in `folder`, and check them. Errors: those of Lab."""

@@ -214,14 +214,14 @@ def check_request(request: Request) -> None:
             raise UsageError("--record-last writes a file for each dump: it does not rotate")
         if request.output == "-":
             raise UsageError("each dump is a file of its own", "name a folder: -o FOLDER")
-    from tcpkmon.collector.plan.schema_sources import shipped_names
+    only, takes_own = request.format.schema, bool(request.format.fields)
+    if only is not None and request.schemata != (only,):
+        from tcpkmon.collector.plan.schema_sources import shipped_names
 
-    only, shipped = request.format.schema, {*request.schemata} & {*shipped_names()}
-    is_more = len(request.schemata) > 1 and not request.format.fields
-    if only is not None and (shipped != {only} or is_more):
-        own = " and a user's own" if request.format.fields else " alone"
-        what = f"{request.format.title} holds the schema {only}{own}"
-        raise UsageError(what, "add --format klogger")
+        if not takes_own or {*request.schemata} & {*shipped_names()} != {only}:
+            own = " and a user's own" if takes_own else " alone"
+            what = f"{request.format.title} holds the schema {only}{own}"
+            raise UsageError(what, "add --format klogger")
     if request.using and not request.format.holds_events:
         raise UsageError("--using chooses among the log levels of a schema", "name one: --schema")
     if request.data and not request.format.holds_events:

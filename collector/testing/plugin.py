@@ -71,11 +71,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     baseline, before = _baseline(config), config.stash.get(_BEFORE, None)
     if baseline is None or before is None:
         return
-    said = f"tcpkmon: values are stored in {baseline}"
+    said = f"values are stored in {baseline}"
     if _changed_ns(baseline) == before:
-        said = "tcpkmon: nothing was stored: no test called capture.baseline(), or had the " \
-               "marker tcpkmon(baseline=True)"  # fmt: skip
-    terminalreporter.write_line(said)
+        marker = "had the marker tcpkmon(baseline=True)"
+        said = f"nothing was stored: no test called capture.baseline(), or {marker}"
+    terminalreporter.write_line(f"tcpkmon: {said}")
 
 
 def _baseline(config: pytest.Config) -> Path | None:

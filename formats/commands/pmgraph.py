@@ -212,9 +212,9 @@ def _draw(
     build: Callable[[int], tuple[list[Page], list[str]]], asked: dict[str, Any]
 ) -> None:
     """Draw what build() makes for so many pixel columns, and say its notes."""
-    output = asked["output"]
     from tcpkmon.formats.pmgraph import figure, terminal
 
+    output = asked["output"]
     in_window = output is None and figure.has_window()
     in_terminal = output is None and not in_window
     if in_terminal and not sys.stdout.isatty():

@@ -38,7 +38,8 @@ def reduce_points(times: Array, values: Array, limits: tuple[float, float], bins
 class Curve:
     """The points of one column of one connection, added by chunk and thinned if they are many.
 
-    window: only points of this time, and what a value was at its begin if `holds`.
+    window: only points of this time. holds: a value holds until the next one, so the curve begins
+    with what it was before, and goes on to the window's end if records follow.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Curve:
         self._window = window
         self._holds = holds
         self._before: Array | None = None
+        self._goes_on = False
         self._bins = bins
         self._pieces: list[tuple[Array, Array]] = []
         self._held = 0
@@ -63,6 +65,7 @@ class Curve:
             begin, end = self._window
             if self._holds and (earlier := np.flatnonzero(times < begin)).size:
                 self._before = values[earlier[-1:]].astype(np.float64)
+            self._goes_on |= self._holds and bool((times > end).any())
             inside = np.flatnonzero((times >= begin) & (times <= end))
             times, values = times[inside], values[inside]
         if not len(times):
@@ -80,6 +83,8 @@ class Curve:
         times, values = self._joined()
         if self._window is not None and self._before is not None:
             times, values = np.r_[self._window[0], times], np.r_[self._before, values]
+        if self._window is not None and self._goes_on and len(values):
+            times, values = np.r_[times, self._window[1]], np.r_[values, values[-1]]
         return times, values
 
     def _joined(self) -> tuple[Array, Array]:

@@ -114,12 +114,10 @@ def build_pages(capture: Capture, selection: Selection, bins: int) -> tuple[list
     bins: pixel columns. Texts are escaped. Raises FileError if there is nothing to draw, and
     UsageError for columns that the file does not have.
     """
-    connections, notes = _choose(capture, selection)
+    every, notes = _choose(capture, selection)
     chosen = choose_quantities(capture, selection)
     seconds = Seconds(capture)
-    connections = within(connections, seconds, selection.zoom)
-    if not connections:
-        raise nothing_in(selection, capture.path)
+    [connections] = within([(every, seconds)], selection.zoom)
     traces = gather(capture, connections, chosen, seconds, bins, selection.zoom)
     titles = titles_of(capture, connections)
     begin = min(trace.limits[0] for trace in traces)
@@ -134,13 +132,6 @@ def build_pages(capture: Capture, selection: Selection, bins: int) -> tuple[list
         pages = [_connection_page(capture, *pair, chosen, selection, spans) for pair in pairs]
     off = find_off(capture, seconds, end)
     return [replace(page, off=touching(off, page.limits)) for page in pages], notes
-
-
-def nothing_in(selection: Selection, what: object) -> FileError:
-    """The error where --zoom leaves nothing."""
-    begin, end = selection.zoom or (0.0, 0.0)
-    return FileError(f"{what}: no records of these connections from {begin:g} s to {end:g} s",
-                     "without --zoom the picture shows all")  # fmt: skip
 
 
 def touching(off: Iterable[OffSpan], limits: tuple[float, float]) -> tuple[OffSpan, ...]:

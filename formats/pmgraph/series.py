@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.pmgraph.arrays import Array, Columns
 from tcpkmon.formats.pmgraph.clock import Seconds
 from tcpkmon.formats.pmgraph.connections import Connection, read_chunks
@@ -101,9 +102,7 @@ def gather(
     if zoom is not None:
         return _read(capture, connections, quantities, seconds, bins, [zoom] * len(connections),
                      zoom)  # fmt: skip
-    ends = ([float(seconds.at(row, row + 1)[0]) for row in (one.first_row, one.last_row)]
-            for one in connections)  # fmt: skip
-    limits = [(min(pair), max(pair)) for pair in ends]
+    limits = [_ends(one, seconds) for one in connections]
     traces = _read(capture, connections, quantities, seconds, bins, limits)
     found = [trace.limits for trace in traces]
     if found == limits:
@@ -156,17 +155,28 @@ def _read(
     return traces
 
 
+def _ends(one: Connection, seconds: Seconds) -> tuple[float, float]:
+    """The times of a connection's first and last record, the earlier one first."""
+    pair = [float(seconds.at(row, row + 1)[0]) for row in (one.first_row, one.last_row)]
+    return min(pair), max(pair)
+
+
 def within(
-    connections: Sequence[Connection], seconds: Seconds, zoom: tuple[float, float] | None
-) -> list[Connection]:
-    """Those that have a record in this time, or around it."""
+    connections: Sequence[tuple[Sequence[Connection], Seconds]], zoom: tuple[float, float] | None
+) -> list[list[Connection]]:
+    """Of each capture those that have a record in this time, or around it. FileError: none has."""
     if zoom is None:
-        return list(connections)
-    return [
-        one for one in connections
-        if float(seconds.at(one.first_row, one.first_row + 1)[0]) <= zoom[1]
-        and float(seconds.at(one.last_row, one.last_row + 1)[0]) >= zoom[0]
-    ]  # fmt: skip
+        return [list(some) for some, _ in connections]
+    ends = [[(one, *_ends(one, seconds)) for one in some] for some, seconds in connections]
+    found = [[one for one, first, last in some if first <= zoom[1] and last >= zoom[0]]
+             for some in ends]  # fmt: skip
+    if not any(found):
+        begin, end = (f"{time:g} s" for time in zoom)
+        first = min(each[1] for some in ends for each in some)
+        last = max(each[2] for some in ends for each in some)
+        raise FileError(f"no records of these connections from {begin} to {end}",
+                        f"they have some from {first:.3f} s to {last:.3f} s")  # fmt: skip
+    return found
 
 
 class _Marks:

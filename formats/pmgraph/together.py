@@ -29,7 +29,6 @@ from tcpkmon.formats.pmgraph.options import Selection
 from tcpkmon.formats.pmgraph.pages import (
     Page,
     choose_quantities,
-    nothing_in,
     parameter_page,
     titles_of,
     touching,
@@ -99,8 +98,8 @@ def build_together(
     spans: list[Spans] = []
     lossy: list[str] = []
     off: list[OffSpan] = []
-    for one in shown:
-        connections = within(one.connections, one.seconds, selection.zoom)
+    inside = within([(one.connections, one.seconds) for one in shown], selection.zoom)
+    for one, connections in zip(shown, inside, strict=True):
         mine = gather(one.capture, connections, chosen, one.seconds, bins, selection.zoom)
         traces += mine
         titles += _titles(one, connections)
@@ -113,8 +112,6 @@ def build_together(
                 replace(span, name=f"{one.label}: {span.name}")
                 for span in find_off(one.capture, one.seconds, end)
             ]
-    if not traces:
-        raise nothing_in(selection, ", ".join(one.label for one in shown))
     missing = Spans(
         np.concatenate([one.begin for one in spans]), np.concatenate([one.end for one in spans]),
         sum(one.missing for one in spans), f"{', '.join(lossy)}: ",

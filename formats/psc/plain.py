@@ -13,7 +13,6 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tcpkmon.formats.psc.columns import FLAG_INT_NET
 from tcpkmon.formats.psc.entries import Entries
 from tcpkmon.formats.psc.header import encode_header
 from tcpkmon.formats.psc.values import ORDERS
@@ -38,10 +37,10 @@ def write_plain(entries: Entries, names: Collection[str], out: BinaryIO) -> None
         found = found.reshape(-1, header.entry_size).copy()
         before = (left_out + np.cumsum(is_control))[~is_control]
         for column in numbers if left_out or is_control.any() else ():
-            order = ">" if column.flags == FLAG_INT_NET else ORDERS[header.endian]
+            order = ">" if column.is_network else ORDERS[header.endian]
             place = slice(column.offset, column.offset + column.length)
             was = np.ascontiguousarray(found[:, place]).view(f"{order}u{column.length}").ravel()
-            now = (was - before.astype(was.dtype)).astype(was.dtype)
-            found[:, place] = now.view(np.uint8).reshape(-1, column.length)
+            now = was - before.astype(was.dtype)
+            found[:, place] = now.astype(was.dtype).view(np.uint8).reshape(-1, column.length)
         left_out += int(is_control.sum())
         out.write(found.data)

@@ -218,7 +218,7 @@ def test_size(three: Path, tmp_path: Path) -> None:
 
 
 def test_zoom(tmp_path: Path) -> None:
-    """Only what is in that time is drawn; a curve begins with what it was before."""
+    """Only what is in that time is drawn; a curve is there from begin to end."""
     builder = Builder(tcpkmon=True)
     for step in range(100):
         builder.add(step / 10, conn_id=1, snd_cwnd=1000 * (1 + step % 2))
@@ -233,10 +233,13 @@ def test_zoom(tmp_path: Path) -> None:
     [line] = page.panels[0].lines
     values = line.values / line.values.max() * 5000  # in the panel's unit
     assert dict(zip(line.times.round(3).tolist(), values.round().tolist(), strict=True)) == {
-        3.205: 1000, 3.25: 5000, 3.3: 2000, 3.4: 1000,
+        3.205: 1000, 3.25: 5000, 3.3: 2000, 3.4: 1000, 3.42: 1000,
     }  # fmt: skip
     [(_, name, times)] = page.events
     assert (name, times.tolist()) == ("RETRANSMIT", pytest.approx([3.25]))
+    [page], _ = pages_of(path, "snd_cwnd", zoom=(3.31, 3.32))  # between two records
+    [line] = page.panels[0].lines
+    assert line.times.tolist() == [3.31, 3.32] and len(set(line.values.tolist())) == 1
     with pytest.raises(FileError, match="no records of these connections from 20 s to 30 s"):
         pages_of(path, "snd_cwnd", zoom=(20, 30))
     target = tmp_path / "x.png"

@@ -17,6 +17,7 @@ from tcpkmon.formats.commands.pmgraph import PARAMETERS
 from tcpkmon.formats.commands.pmgraph import command as pmgraph
 from tests.kept.make import unpack
 from tests.unit.klogger_samples import ROOT
+from tests.unit.pmgraph_capture import Builder, sawtooth
 
 COMMANDS: dict[str, Any] = {"collect": collect, "tcpkmon": tcpkmon, "pmgraph": pmgraph}
 REPORT = "bcdDfFhHlmMnpPrsStTvx"
@@ -37,6 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kept, name in (("psc-plain", "a.pm"), ("psc-lossy", "lossy.pm")):
         unpack(kept, made)
         (made / f"{kept}.pm").rename(made / name)
+    reno = Builder(tcpkmon=True, mods=1, masks={"snd_fack": 4})
+    sawtooth(reno, 1055, 5050, 1)
+    reno.write(made / "reno.pm")
     return made
 
 
@@ -47,9 +51,10 @@ def test_a_row(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(folder)
     name, *words = shlex.split(row[2].strip("`"))
+    wanted = {"tcpkmon verify lossy.pm": 3, "pmgraph reno.pm -T -f": 2}.get(row[2].strip("`"), 0)
     code = cli.run(COMMANDS[name], words, prog=name)
     out, err = capfd.readouterr()
-    assert code == (3 if "verify lossy" in row[2] else 0), err
+    assert code == wanted, err
     told = row[3].strip("`").replace("\\t", "\t")
     assert told in out + err
     if "-o" in words:
