@@ -55,8 +55,6 @@ class Parked(Closing):
 
 def why_not(request: Request, prepared: Prepared) -> str:
     """Why nobody could go on with such a capture, or ''."""
-    if request.file_format == "magnet":
-        return "only captures into PSC files and Klogger logs are gone on with"
     if request.recorder is not None:
         return "the window of a flight recorder is in its process's memory"
     if request.reconcile:

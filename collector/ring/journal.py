@@ -8,7 +8,7 @@ is killed between leaves the one before:
     retired      by CPU: records that were read from rings that are not there any more
     ring_lost    by CPU: records that found those rings full
     notes        of the last two checkpoints of the file: see note()
-    logs         of the files of a log: collector/ring/log_notes.py
+    files        where the files end, of logs and MAGNeT files: collector/ring/notes.py
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from tcpkmon.collector.ring.log_notes import LogNotes
-from tcpkmon.collector.ring.log_notes import layout as log_layout
+from tcpkmon.collector.ring.notes import Notes
+from tcpkmon.collector.ring.notes import layout as notes_layout
 from tcpkmon.formats.base.closing import Closing
 
 
@@ -46,7 +46,7 @@ class Journal(Closing):
         )  # fmt: skip
         layout = np.dtype(
             [("listed", "=i8"), ("retired", "=i8", cpus), ("ring_lost", "=i8", cpus),
-             ("notes", note, 2), ("logs", log_layout(cpus))]
+             ("notes", note, 2), ("files", notes_layout(cpus))]
         )  # fmt: skip
         if fd is None:
             fd = os.memfd_create("tcpkmon-journal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -57,7 +57,7 @@ class Journal(Closing):
             raise ValueError("the journal is of another machine")
         memory: Any = np.frombuffer(mmap.mmap(fd, layout.itemsize), layout)
         self._memory = memory[0]
-        self.logs = LogNotes(self._memory["logs"])
+        self.files = Notes(self._memory["files"])
         self._cpus = cpus
 
     @property

@@ -201,6 +201,17 @@ class Queues:
         cpu.pushed -= count
         return count
 
+    def kill(self, counts: Mapping[int, int]) -> list[tuple[int, int, int]]:
+        """After push_again(): a process had read so many more records of each CPU, and was killed
+        before it wrote them. As tails(), the serials that are missing by that."""
+        self.killed.update(counts)
+        ends = {}
+        for number, count in counts.items():
+            cpu = self.cpu(number)
+            there = int(cpu.chunks[0].serials[0]) - 1 if cpu.chunks else FOREVER_NS
+            ends[number] = min(cpu.decided + count, there)  # late ones had been counted
+        return self.tails(ends)
+
     @property
     def waiting_by_cpu(self) -> dict[int, int]:
         """How many records of each CPU wait for the watermark."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -75,6 +75,11 @@ class Ordered:
     """numbering.ahead when these numbers were given."""
     start_bytes: int = 0
     """The bytes of all batches of the sequencer before this one."""
+
+    @property
+    def last(self) -> Mapping[int, int]:
+        """Nothing: a PSC file says it itself."""
+        return {}
 
     def __len__(self) -> int:
         return len(self.entries)

@@ -71,30 +71,27 @@ class Sequencer(Queues):
         """
         return self._merge(self.take(watermark_ns), PIECE_BYTES)
 
-    def missing(
-        self,
-        serials: Mapping[int, int],
-        mono_ns: int | None = None,
-        cause: LossCause = LossCause.KERNEL,
-    ) -> Ordered:
+    def missing(self, serials: Mapping[int, int], mono_ns: int | None = None) -> Ordered:
         """LOSS entries for the serials after each CPU's last record, when all is released.
 
         serials: by CPU, how many the kernel gave out. mono_ns: the time of the entries; without
         it, that of the last record.
         """
-        tails = self.tails(serials)
+        return self._missing(self.tails(serials), mono_ns, LossCause.KERNEL)
+
+    def _missing(
+        self, tails: Sequence[tuple[int, int, int]], mono_ns: int | None, cause: LossCause
+    ) -> Ordered:
         losses = [Loss(cpu, first, count, cause) for cpu, first, count in tails]
         seqs = self._first() - 1 + np.cumsum([loss.count + 1 for loss in losses], dtype=np.int64)
         return self._control(losses, seqs, max(mono_ns or 0, self.last_ns))
 
-    def kill(self, counts: Mapping[int, int], mono_ns: int) -> Ordered:
+    def missing_killed(self, counts: Mapping[int, int], mono_ns: int) -> Ordered:
         """LOSS entries for records that a process had read which was killed before it wrote them.
 
         counts: by CPU. Call it after resume(), before anything is released.
         """
-        self.killed.update(counts)
-        ends = {cpu: self.cpu(cpu).decided + count for cpu, count in counts.items()}
-        return self.missing(ends, mono_ns, LossCause.KILLED)
+        return self._missing(self.kill(counts), mono_ns, LossCause.KILLED)
 
     def _first(self) -> int:
         """The number of the next entry, with the latest feedback of the writer."""

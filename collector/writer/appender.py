@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from tcpkmon.collector.ring.journal import Journal
 from tcpkmon.collector.writer.codec import Batch, Codec, File, Frame
 from tcpkmon.collector.writer.file_sink import cause_of
-from tcpkmon.collector.writer.log_noting import LogNoting
-from tcpkmon.collector.writer.tape import Item, owe
+from tcpkmon.collector.writer.noting import Noting
+from tcpkmon.collector.writer.tape import Account, Item, owe
 from tcpkmon.collector.writer.written import END_TRIES, RETRY_NS, Place, Tally, Written
 from tcpkmon.formats.base.control import ANY_CPU, Loss, LossCause
 from tcpkmon.formats.base.errors import TcpkmonError
@@ -40,7 +41,8 @@ class Appender:
         self.tally = Tally(self.written.in_file)
         self.files: dict[int, File] = {}
         self._codec = codec
-        self._noting = LogNoting(journal if codec.per_cpu else None)
+        noted = journal if codec.is_noted else None
+        self._noting = Noting(noted.files if noted is not None else None, codec)
         self._now_ns = now_ns
         self._gaps: list[tuple[LossCause, int]] = []
         self._failed: OSError | None = None
@@ -62,15 +64,19 @@ class Appender:
                 self._records(file, some, cached)
             else:
                 self._fail(some)
-            if (there := self.files.get(cpu)) is not None:
-                self._noting.records(there, some[-1], self.written.segment)
+            self._noting.reached(some)
+            if (there := self.files.get(cpu)) is not None and not self._gaps:
+                self._noting.commit((there,), self.written)
 
-    def skip(self, cause: LossCause, numbers: int, counts: Counter[Place]) -> None:
-        """Skip so many sequence numbers; counts: the records among them."""
+    def skip(
+        self, cause: LossCause, numbers: int, counts: Counter[Place],
+        last: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """Skip so many sequence numbers; counts: the records among them; last: see Batch."""
         if not self.files:
             return
         self.written.dropped(cause).update(counts)
-        self._noting.count(cause.name.lower(), counts)
+        self._noting.dropped(cause.name.lower(), counts, last)
         if numbers and self._gaps and self._gaps[-1][0] == cause:
             numbers += self._gaps.pop()[1]
         if numbers:
@@ -114,6 +120,9 @@ class Appender:
     def _control(self, items: Sequence[Item], mono_ns: int, reserved: bool) -> list[File]:
         """Write items; the files in which that failed."""
         self.tally.settle()
+        for item in items:
+            if isinstance(item, Account):
+                self._noting.account(item)
         notes = self._codec.notes(items, self.written, self.files.keys())
         for cpu in sorted(self._codec.named(notes) - self.files.keys()) if self.files else ():
             self._file(cpu)
@@ -134,7 +143,7 @@ class Appender:
             self.written.refused += frame.size
             return False
         if not reserved:  # who goes on leaves out an end
-            self._noting.file(file, self.written.segment)
+            self._noting.commit((file,), self.written)
         return True
 
     def _settle(self, file: File, mono_ns: int, reserved: bool = False) -> bool:

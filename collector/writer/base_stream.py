@@ -197,9 +197,7 @@ class Stream:
         """Call a function when all that was released is in the file; the writing thread may."""
         self._spool.after(do)
 
-    def open_tail(
-        self, path: str, capture: str, dtype: np.dtype[Any], journal: Journal
-    ) -> Tail:
+    def open_tail(self, path: str, capture: str, dtype: np.dtype[Any], journal: Journal) -> Tail:
         """The end of the file that go_on() shall go on with: this file, or of a capture that
         rotates its last segment. FileError where there is none, OSError."""
         folder = self._place if self.segments is not None else None
@@ -228,7 +226,7 @@ class Stream:
             os.ftruncate(left.fd, left.end_bytes)
             os.lseek(left.fd, 0, os.SEEK_END)
             sink = self._writer.sink(left.fd)
-            files.append(File(cpu, sink, left.state, serial=left.serial))
+            files.append(File(cpu, sink, left.state))
         self._writer.go_on(files, self._first(clocks))
         tail.released.pop(codec.states_cpu, None)
         self.order.resume(tail.released, tail.late)
@@ -241,7 +239,9 @@ class Stream:
 
     def kill(self, counts: Mapping[int, int]) -> None:
         """After go_on(): so many records of each CPU were read, and are not in the file."""
-        for batch in self.codec.kill(counts, self._clocks.now_ns()):
+        batches = self.codec.kill(counts, self._clocks.now_ns())
+        self._spool.put_call(partial(self._writer.kill, dict(self.order.killed)))
+        for batch in batches:
             self._hand_over(batch)
 
     @property
@@ -309,11 +309,11 @@ class Stream:
         self._info, self._clocks, self._show = info, clocks, show
         codec, rotates = self.codec, self.segments is not None
         codec.journal = self.journal
+        if self.journal is not None:
+            self.journal.files.stream(clocks.offset_ns, {})
         codec.prepare(info, current, clocks, rotates, max(1, written.last_seq))
         direct = not isinstance(self._place, Output) or not self._place.is_stdout
-        self._writer = Writer(
-            codec, written, self._make_file, self.segments, self.journal, direct
-        )  # fmt: skip
+        self._writer = Writer(codec, written, self._make_file, self.segments, self.journal, direct)
         self._spool = Spool(self._writer, self.limit_bytes)
 
     def _make_file(self, cpu: int, first: bytes) -> int:

@@ -28,7 +28,6 @@ from tcpkmon.collector.writer.states import States
 from tcpkmon.collector.writer.tape import Beginning, Item
 from tcpkmon.collector.writer.written import Place, Tally, Written
 from tcpkmon.formats.base.control import Clock
-from tcpkmon.formats.base.errors import FileError
 
 ALL = 0
 """The number of the file, where one has the records of all CPUs."""
@@ -40,7 +39,8 @@ Look = Callable[..., Sequence[Any]]
 
 class Batch(Protocol):
     """Records on their way into a file. span: how many sequence numbers they take; records: how
-    many of the entries are records; first_ns: CLOCK_MONOTONIC of the first."""
+    many of the entries are records; first_ns: CLOCK_MONOTONIC of the first; last: by CPU, the last
+    serial that it holds or counts as lost, where the codec is_noted."""
 
     @property
     def span(self) -> int: ...
@@ -53,6 +53,9 @@ class Batch(Protocol):
 
     @property
     def first_ns(self) -> int: ...
+
+    @property
+    def last(self) -> Mapping[int, int]: ...
 
     def __len__(self) -> int: ...
 
@@ -101,7 +104,7 @@ class File:
     """A file that is written. cpu: whose records it has, or ALL. state: the codec's, where it is.
 
     head: its beginning, until that is written. owed: what could not be written, and is tried again
-    first. serial: the last of its CPU's records that was written or dropped, for the journal.
+    first.
     """
 
     cpu: int
@@ -110,18 +113,16 @@ class File:
     head: Frame | None = None
     head_bytes: int = 0
     owed: list[Item] = field(default_factory=list)
-    serial: int = 0
 
 
 @dataclass
 class Left:
     """A file that goes on. fd: open for writing. end_bytes: what is behind that is cut off.
-    state, serial: see File."""
+    state: see File."""
 
     fd: int
     end_bytes: int
     state: Any = None
-    serial: int = 0
 
 
 @dataclass
@@ -166,6 +167,8 @@ class Codec(ABC):
     per_cpu: ClassVar[bool] = False
     """Whether a capture is a folder with a file for each CPU. Then the writer numbers no records:
     their serials do."""
+    is_noted: ClassVar[bool] = False
+    """Whether the journal has where the files end: see collector/ring/notes.py."""
     largest_mark: ClassVar[int] = (1 << 64) - 1
     """The highest number of a mark that the format can hold."""
     unit: int = 1
@@ -231,16 +234,23 @@ class Codec(ABC):
         """The output of a capture that does not rotate."""
         return Output(path, force, owner=owner)
 
+    @abstractmethod
     def open_tail(
         self, folder: Any, path: str, capture: str, dtype: np.dtype[Any], journal: Journal
     ) -> Tail:
         """The end of the files that go on. folder: of segments, else None. FileError, OSError."""
-        raise FileError("this format cannot be gone on with")
 
+    def numbers_of(self, state: Any) -> tuple[int, ...]:
+        """STATE numbers for the journal, of File.state; open_state() makes one of them again."""
+        raise NotImplementedError
+
+    def open_state(self, numbers: Sequence[int], fd: int, end_bytes: int) -> Any:
+        """The state of a file that goes on there. FileError, OSError."""
+        raise NotImplementedError
+
+    @abstractmethod
     def kill(self, counts: Mapping[int, int], mono_ns: int) -> Iterable[Any]:
         """So many records by CPU had been read, after those in the file, by who was killed."""
-        self.order.killed.update(counts)
-        return ()
 
     # In the writing thread.
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,11 @@ from tcpkmon.collector.writer.codec import Codec, File, Frame, Segment, Show, Ta
 from tcpkmon.collector.writer.function_names import FunctionNames
 from tcpkmon.collector.writer.log_batch import LogBatch, copies
 from tcpkmon.collector.writer.log_folder import LogFolder
-from tcpkmon.collector.writer.log_tail import LogState, open_log, open_log_segment
 from tcpkmon.collector.writer.note import EVERY_CPU, FIRST_CPU, Note
+from tcpkmon.collector.writer.noted_tail import open_noted
 from tcpkmon.collector.writer.output_file import Owner
 from tcpkmon.collector.writer.segment_folder import LOG_SUFFIX
-from tcpkmon.collector.writer.tape import Account, Item, Logging, Switched
+from tcpkmon.collector.writer.tape import Item, Logging, Switched
 from tcpkmon.collector.writer.tcp_order import tcp_in_order
 from tcpkmon.collector.writer.written import Written
 from tcpkmon.formats.base.control import EXISTING, Clock
@@ -63,11 +64,23 @@ NOTE_BYTES = 256
 _U64 = np.uint64
 
 
+@dataclass(frozen=True)
+class LogState:
+    """Where a CPU's file is: its last serial, the base events and dumps in it. before: the last of
+    the kernel's serials in earlier segments."""
+
+    last: int = 0
+    inserted: int = 0
+    dumps: int = 0
+    before: int = 0
+
+
 class KloggerCodec(Codec):
     """See collector/writer/codec.py. log, mixed: what prepare() knows of a capture."""
 
     suffix = LOG_SUFFIX
     per_cpu = True
+    is_noted = True
 
     def __init__(
         self,
@@ -138,15 +151,17 @@ class KloggerCodec(Codec):
     def open_tail(
         self, folder: Any, path: str, capture: str, dtype: np.dtype[Any], journal: Journal
     ) -> Tail:
-        if folder is None:
-            return open_log(path, journal.logs)
-        return open_log_segment(folder, capture, journal.logs)
+        return open_noted(folder, path, capture, journal.files, self)
+
+    def numbers_of(self, state: LogState) -> tuple[int, ...]:
+        return astuple(state)
+
+    def open_state(self, numbers: Sequence[int], fd: int, end_bytes: int) -> LogState:
+        return LogState(*numbers)
 
     def kill(self, counts: Mapping[int, int], mono_ns: int) -> Iterable[LogBatch]:
-        super().kill(counts, mono_ns)
-        if self.journal is not None:
-            order = self.order
-            self.journal.logs.stream(self._clocks.offset_ns, order.late, order.killed)
+        """Their serials are missing."""
+        self.order.killed.update(counts)
         return ()
 
     def by_file(self, batches: Sequence[LogBatch]) -> Iterable[tuple[int, Sequence[LogBatch]]]:
@@ -160,10 +175,6 @@ class KloggerCodec(Codec):
     def notes(
         self, items: Sequence[Item], written: Written, cpus: Collection[int]
     ) -> list[Note]:
-        for item in items:
-            if isinstance(item, Account) and self.journal is not None:
-                books = item.books
-                self.journal.logs.stream(item.offset_ns, books.late, books.killed)
         return notes_of(items, written, cpus)
 
     def named(self, notes: Sequence[Note]) -> set[int]:

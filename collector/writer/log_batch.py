@@ -43,6 +43,10 @@ class LogBatch(Part):
         return int(self.chunks[0].times_ns[0])
 
     @property
+    def last(self) -> dict[int, int]:
+        return {self.cpu: int(self.serials[-1])}
+
+    @property
     def points(self) -> NDArray[np.uint32]:
         """(n,) the points of the records."""
         rows: NDArray[Any] = self.rows

@@ -7,6 +7,7 @@ LOST counts what the writer dropped before the next records. Pauses have no entr
 from __future__ import annotations
 
 import copy
+import os
 import platform
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,15 +16,18 @@ from typing import Any
 
 import numpy as np
 
+from tcpkmon.collector.ring.journal import Journal
 from tcpkmon.collector.sequencer.clock_pairs import Clocks
 from tcpkmon.collector.sequencer.cpu_queue import Queues
 from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
-from tcpkmon.collector.writer.codec import Codec, File, Frame, Segment, Show
+from tcpkmon.collector.writer.codec import Codec, File, Frame, Segment, Show, Tail
 from tcpkmon.collector.writer.magnet_records import MagnetBatch, Packing
+from tcpkmon.collector.writer.noted_tail import open_noted
 from tcpkmon.collector.writer.tape import Account, Check, Finish, Item, Marks
 from tcpkmon.collector.writer.written import Written
 from tcpkmon.formats.base.changes import ChangeKind
 from tcpkmon.formats.base.control import Change, Clock, Loss, LossCause, Trigger
+from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.magnet.control import (
     CHANGE,
     CHECK,
@@ -67,6 +71,7 @@ class MagnetCodec(Codec):
     """See collector/writer/codec.py."""
 
     suffix = ".magnet"
+    is_noted = True
 
     def prepare(
         self, info: CaptureInfo, current: Current, clocks: Clocks, rotates: bool, last_seq: int
@@ -95,6 +100,30 @@ class MagnetCodec(Codec):
         counts = [count for _, _, count in self.order.tails(serials)]
         time_ns = max(mono_ns, self.order.last_ns)
         return (self._packing.missing(counts, LossCause.KERNEL, time_ns),)
+
+    def kill(self, counts: Mapping[int, int], mono_ns: int) -> Iterable[MagnetBatch]:
+        tails = self.order.kill(counts)
+        missing = [count for _, _, count in tails]
+        last = {cpu: first + count - 1 for cpu, first, count in tails}
+        return (self._packing.missing(missing, LossCause.KILLED, mono_ns, last),) if tails else ()
+
+    def open_tail(
+        self, folder: Any, path: str, capture: str, dtype: np.dtype[Any], journal: Journal
+    ) -> Tail:
+        return open_noted(folder, path, capture, journal.files, self)
+
+    def numbers_of(self, state: MagnetState) -> tuple[int, ...]:
+        return state.controls, state.before, state.block.count, self.unit
+
+    def open_state(self, numbers: Sequence[int], fd: int, end_bytes: int) -> MagnetState:
+        """The CRCs of its last records are made again."""
+        controls, before, count, unit = numbers
+        block = Block(unit)
+        data = os.pread(fd, count * unit, end_bytes - count * unit)
+        if len(data) != count * unit:
+            raise FileError("its last records are not there")
+        block.add(data)
+        return MagnetState(block, controls, before)
 
     def tellable(self, text: str) -> str:
         """Without values that may be ports and addresses, unless the file has these too."""

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,12 +39,13 @@ class MagnetBatch:
     """Records for the file, in its order.
 
     entries: (n,) of the layout. keys: (n,) int32, cpu * NUMBERS + point, less than 0 for LOST.
-    lost: how many LOST counts.
+    lost: how many LOST counts. last: by CPU, the last serial of a record here, or that LOST counts.
     """
 
     entries: NDArray[Any]
     keys: NDArray[np.int32]
     lost: int
+    last: Mapping[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -130,14 +131,17 @@ class Packing:
             stop = min(start + step, total)
             yield self._piece([flow.next(start, stop) for flow in merged], stop - start)
 
-    def missing(self, counts: Iterable[int], cause: int, mono_ns: int) -> MagnetBatch:
+    def missing(
+        self, counts: Iterable[int], cause: int, mono_ns: int, last: Mapping[int, int] | None = None
+    ) -> MagnetBatch:
         """LOST records for events that are missing, of one moment."""
         gaps = np.array([count for count in counts if count], np.int64)
         numbers, sizes = _lost_sizes(gaps)
         entries = np.zeros(int(numbers.sum()), self.layout.dtype)
         entries["event"], entries["size"] = LOST, sizes
         entries["sockid"], entries["timestamp"] = cause, mono_ns
-        return MagnetBatch(entries, np.full(len(entries), _NO_RECORD, np.int32), int(gaps.sum()))
+        keys = np.full(len(entries), _NO_RECORD, np.int32)
+        return MagnetBatch(entries, keys, int(gaps.sum()), last or {})
 
     def _piece(self, shares: Sequence[Share], count: int) -> MagnetBatch:
         """A piece of a merge:
@@ -172,7 +176,8 @@ class Packing:
                 done += len(rows)
         if self.layout.data:
             entries["flags"] &= 0xFF  # those of the segment
-        return MagnetBatch(entries, keys, lost)
+        last = {share.cpu: int(share.serials[-1]) for share in shares if len(share.serials)}
+        return MagnetBatch(entries, keys, lost, last)
 
     def _fill(
         self, entries: NDArray[Any], keys: Any, where: NDArray[Any], share: Share, rows: Any

@@ -87,7 +87,7 @@ class PscCodec(Codec):
         return (self.order.missing(serials, mono_ns),)
 
     def kill(self, counts: Mapping[int, int], mono_ns: int) -> Iterable[Ordered]:
-        return (self.order.kill(counts, mono_ns),) if counts else ()
+        return (self.order.missing_killed(counts, mono_ns),) if counts else ()
 
     def look(
         self, feed: Look, batch: Ordered, parts: Sequence[Any], counts: Counter[Any]

@@ -35,6 +35,7 @@ class _Gap:
 
     numbers: int
     counts: Counter[Place]
+    last: dict[int, int]
 
 
 @dataclass
@@ -101,10 +102,11 @@ class Spool:
             if self._bytes and self._bytes + ordered.nbytes > self._limit_bytes:
                 gap = self._queue[-1] if self._queue else None
                 if not isinstance(gap, _Gap):
-                    gap = _Gap(0, Counter())
+                    gap = _Gap(0, Counter(), {})
                     self._queue.append(gap)
                 gap.numbers += ordered.span
                 gap.counts.update(ordered.counts())
+                gap.last |= ordered.last
                 return False
             self._waiting += ordered.nbytes
             self._add(ordered, ordered.nbytes)
@@ -226,7 +228,7 @@ class Spool:
         cost = CONTROL_COST_BYTES
         if isinstance(item, _Gap):
             cost = 0
-            self._writer.skip(LossCause.QUEUE_FULL, item.numbers, item.counts)
+            self._writer.skip(LossCause.QUEUE_FULL, item.numbers, item.counts, item.last)
         elif isinstance(item, _Entries):
             self._writer.control(item.items, item.mono_ns, reserved=item.reserved)
             if item.sync:

@@ -62,7 +62,7 @@ class Writer(Appender):
         self._segment = self._describe(first, first.cpus, None)
         for file in files:
             self.files[file.cpu] = file
-            self._noting.file(file, self.written.segment)
+        self._noting.commit(files, self.written)
 
     def sink(self, fd: int) -> FileSink:
         """Of a file of this capture."""
@@ -102,7 +102,6 @@ class Writer(Appender):
         # A sealed file is always followed by one with a beginning, though this process be killed.
         for file in self.files.values():
             self._put_head(file)
-            self._noting.file(file, number)
         self._note_segment(number)
         if ended:
             self._close(ended, why)
@@ -127,6 +126,10 @@ class Writer(Appender):
     def close(self) -> None:
         """seal(), at the end of the capture."""
         self.seal("the end")
+
+    def kill(self, counts: Mapping[int, int]) -> None:
+        """By CPU, records that were killed so far, of which what is written next tells."""
+        self._noting.kill(counts)
 
     def segment_bytes(self) -> int:
         """Bytes in all files that are written now."""
@@ -163,10 +166,9 @@ class Writer(Appender):
             fd = self._segments.open_file(cpu) if self._codec.per_cpu else fd
             write_first(fd, data)
         file = File(cpu, self.sink(fd), head_bytes=len(data))
-        file.serial = getattr(head.state, "before", 0)
         self.files[cpu] = file
         self._took(file, head)
-        self._noting.file(file, self.written.segment)
+        self._noting.commit((file,), self.written)
         return file
 
     def _next_sinks(
@@ -197,7 +199,7 @@ class Writer(Appender):
         head = self._codec.head(self._segment, cpu, self.written)
         file = File(cpu, sink, head.state, head, head.nbytes)
         if (last := ended.get(cpu)) is not None:
-            file.owed, file.serial = last.owed, last.serial
+            file.owed = last.owed
         return file
 
     def _close(self, files: Mapping[int, File], why: str) -> None:
@@ -212,7 +214,7 @@ class Writer(Appender):
     def _note_segment(self, number: int) -> None:
         """All files of this segment have their beginnings."""
         name = self._segments.next if self._segments is not None else ""
-        self._noting.segment(number, name, self.written)
+        self._noting.segment(number, name, self.files.values(), self.written)
 
     def _repeat(self, states: Any) -> None:
         """Last records of earlier files, as records of a CPU of their own: its serials go on."""

@@ -9,7 +9,6 @@ import shutil
 import threading
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,13 +17,14 @@ import pytest
 
 from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.collector.ring.journal import Journal
-from tcpkmon.collector.ring.log_notes import FileNote, LogNotes, SegmentNote
+from tcpkmon.collector.ring.notes import CountsNote, FileNote, Notes, SegmentNote
 from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.collector.writer.codec import File, Tail
 from tcpkmon.collector.writer.file_sink import FileSink
-from tcpkmon.collector.writer.log_noting import LogNoting
-from tcpkmon.collector.writer.log_tail import LogState
+from tcpkmon.collector.writer.klogger_codec import KloggerCodec, LogState
+from tcpkmon.collector.writer.noting import Noting
 from tcpkmon.collector.writer.stream import STREAMS
+from tcpkmon.collector.writer.written import Written
 from tcpkmon.formats.analysis import open_log
 from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.base.segments import find_segments
@@ -34,37 +34,47 @@ from tests.unit.log_maker import CPUS, WAIT_S, LogMaker
 
 def test_a_note_that_was_not_finished_leaves_the_one_before() -> None:
     with Journal(2) as journal:
-        notes = journal.logs
+        notes = journal.files
+        notes.segment(SegmentNote(1, 0, 0), b"a")
         for number in range(3):
-            notes.file(
-                1, 1, FileNote(100 * number, number, 4, 5, 0, 7), [("in_file", 32, 10)]
-            )
-        notes.segment(SegmentNote(1, b"a", 0, 0, 0))
-        memory: Any = notes._memory["files"][1]
-        (older,) = [one for one in memory if one["number"] == 2]
-        older["number"], older["end_bytes"] = 0, 999  # a fourth is half stored
+            notes.file(1, FileNote(100 * number, (number, 4, 5, 0)))
+            notes.count("in_file", {(1, 32): 10})
+            notes.serials({1: 7 + number})
+            notes.commit()
+        number = notes._memory["number"]
+        number[1 - number.argmax()] = 0  # a fourth is half stored
+        notes._memory["files"][1 - number.argmax(), 1, 0] = 999
         with Journal(2, os.dup(journal.fd)) as other:
-            assert other.logs.files(1) == {1: FileNote(200, 2, 4, 5, 0, 7)}
-            assert list(other.logs.counts(1)) == [("in_file", (1, 32), 30)]
-            assert other.logs.now() == SegmentNote(1, b"a", 0, 0, 0)
-            assert other.logs.files(2) == {}
-        notes.file(1, 2, FileNote(50, 1, 1, 1, 7, 7))
-        assert notes.files(1)[1].end_bytes == 200 and notes.files(2)[1].end_bytes == 50
-        assert list(notes.counts(2)) == [("in_file", (1, 32), 30)]
+            assert other.files.files() == {1: FileNote(200, (2, 4, 5, 0))}
+            assert list(other.files.counts()) == [("in_file", (1, 32), 30)]
+            assert other.files.now() == (SegmentNote(1, 0, 0), CountsNote(0, 0, 0, 0))
+            assert (other.files.name, other.files.released()) == ("a", {1: 9})
+            # It goes on from there, in both places.
+            for _ in range(2):
+                other.files.count("in_file", {(1, 32): 5})
+                other.files.commit()
+                assert other.files.files()[1].end_bytes == 200
+            assert list(other.files.counts()) == [("in_file", (1, 32), 40)]
+            other.files.segment(SegmentNote(2, 40, 1), b"b")
+            other.files.file(0, FileNote(50, (1, 1, 1, 7)))
+            assert other.files.files()[1].end_bytes == 200
+            other.files.commit()
+            assert other.files.files() == {0: FileNote(50, (1, 1, 1, 7))}
+            assert list(other.files.counts()) == [("in_file", (1, 32), 40)]
 
 
-def test_what_was_dropped_counts_when_its_serials_are_passed(tmp_path: Path) -> None:
+def test_what_was_dropped_counts_with_its_serials(tmp_path: Path) -> None:
     """Until then those records may be in the ring, and be written by who goes on."""
     path = tmp_path / "log"
     with Journal(1) as journal, path.open("wb") as file:
-        sink = FileSink(os.dup(file.fileno()), 1)
-        noting, log = LogNoting(journal), File(0, sink, LogState(), serial=10)
-        noting.count("queue_full", Counter({(0, 32): 4}))
-        noting.file(log, 1)
-        assert list(journal.logs.counts(1)) == []
-        noting.records(log, SimpleNamespace(serials=[20]), 1)
-        assert list(journal.logs.counts(1)) == [("queue_full", (0, 32), 4)]
-        assert journal.logs.files(1)[0].serial == 20
+        codec, notes = KloggerCodec(), journal.files
+        log = File(0, FileSink(os.dup(file.fileno()), 1), LogState())
+        noting = Noting(notes, codec)
+        noting.dropped("queue_full", Counter({(0, 32): 4}), {0: 20})
+        assert (list(notes.counts()), notes.released()) == ([], {})
+        noting.commit([log], Written())
+        assert list(notes.counts()) == [("queue_full", (0, 32), 4)]
+        assert notes.released() == {0: 20}
         log.sink.close()
 
 
@@ -280,7 +290,8 @@ def test_a_log_that_nobody_can_go_on_with(tmp_path: Path) -> None:
 def test_the_journal_is_small_for_many_cpus() -> None:
     """Pages that no CPU uses take no memory."""
     with Journal(4096) as journal:
-        journal.logs.file(0, 1, FileNote(1, 1, 1, 1, 1, 1))
+        journal.files.file(0, FileNote(1, (1, 1, 1, 1)))
+        journal.files.commit()
         assert os.fstat(journal.fd).st_blocks * 512 < 1 << 20
-        assert isinstance(journal.logs, LogNotes)
-        assert Counter(journal.logs.late()) == Counter()
+        assert isinstance(journal.files, Notes)
+        assert Counter(journal.files.late()) == Counter()

@@ -19,11 +19,10 @@ from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS, Queues
 from tcpkmon.collector.writer.base_events import ledger_notes
 from tcpkmon.collector.writer.codec import File
 from tcpkmon.collector.writer.file_sink import Calls, FileSink
-from tcpkmon.collector.writer.klogger_codec import KloggerCodec
+from tcpkmon.collector.writer.klogger_codec import KloggerCodec, LogState
 from tcpkmon.collector.writer.ledger import Books
 from tcpkmon.collector.writer.log_batch import LogBatch
 from tcpkmon.collector.writer.log_folder import LogFolder
-from tcpkmon.collector.writer.log_tail import LogState
 from tcpkmon.collector.writer.note import FIRST_CPU, Note
 from tcpkmon.collector.writer.output_file import Owner
 from tcpkmon.collector.writer.writer import Writer

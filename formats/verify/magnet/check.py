@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tcpkmon.formats.base.causes import KILLED
 from tcpkmon.formats.base.control import Change, EndReason, LossCause, Trigger
 from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.klogger.table import NUMBERS
@@ -58,6 +59,8 @@ class _Decoder(Decoder):
     """The tape of a MAGNeT file."""
 
     has_cpu = False
+    damaged = KILLED
+    """Only a process that was killed makes a CPU count damaged records."""
     existing = None
 
     def __init__(self, file: MagnetFile) -> None:
