@@ -218,7 +218,7 @@ def check_request(request: Request) -> None:
     if only is not None and request.schemata != (only,):
         from tcpkmon.collector.plan.schema_sources import shipped_names
 
-        if not takes_own or {*request.schemata} & {*shipped_names()} != {only}:
+        if not takes_own or {*request.schemata} & {*shipped_names()} - {only}:
             own = " and a user's own" if takes_own else " alone"
             what = f"{request.format.title} holds the schema {only}{own}"
             raise UsageError(what, "add --format klogger")

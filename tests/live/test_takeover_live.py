@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -118,6 +119,73 @@ def test_no_record_is_missing(
     numbers = numbers[numbers >= 0]  # a log begins with the sockets that exist
     assert np.array_equal(np.sort(numbers), np.arange(made))
     print(f"from SIGKILL to going on: {took} s")
+
+
+MAGNET = """
+[capture.calls]
+format = "magnet"
+schemata = ["{schema}"]
+output = "@/calls"
+"""
+EVENT = """event CALL {
+    ulonglong connection // the socket
+    int size // bytes, or the negative errno
+}
+"""
+PROGRAM = """#include "klogger.h"
+
+struct sock;
+struct sock_common;
+
+PROBE(call, "CALL", "btf:sock_recv_length raw:sock_recv_length")
+{
+    struct sock *sk = (struct sock *)ARG(0);
+
+    if (READ(0, sk, __sk_common.skc_num) == PORT || READ(0, sk, __sk_common.skc_dport) == HTONS)
+        klogger(CALL, (u64)sk, (int)ARG(1));
+}
+"""
+
+
+@pytest.fixture
+def own_schema(tmp_path: Path) -> Path:
+    """A folder for the two files of a schema, of which root alone can write each part."""
+    folder = tmp_path / "mine"
+    folder.mkdir(0o755)
+    return folder
+
+
+@pytest.mark.parametrize("rotates", [True, False])
+def test_a_magnet_file_goes_on(
+    daemon: Daemon, space: Space, own_schema: Path, rotates: bool
+) -> None:
+    """A record has no number of its own: as many as there were calls, and no LOST.
+
+    Of the schema magnet, this kernel's netfilter hooks would not be handed over.
+    """
+    with Flood(space) as flood:
+        htons = socket.htons(flood.port)
+        text = PROGRAM.replace("PORT", str(flood.port)).replace("HTONS", str(htons))
+        (own_schema / "mine.bpf.c").write_text(text)
+        (own_schema / "mine.conf").write_text(EVENT)
+        text = MAGNET.format(schema=own_schema)
+        daemon.configure(text + (ROTATION.format(every="1s") if rotates else ""))
+        daemon.start()
+        flood.begin(0, rate=10_000)
+        for _ in range(KILLS):
+            time.sleep(random.uniform(0.0, 0.4))
+            kill_worker(daemon)
+            daemon.says("goes on where its process was killed; 0 records are lost by that")
+        time.sleep(0.3)
+        made = flood.halt()
+        assert daemon.finish().code == 0
+    assert "starts anew" not in daemon.stderr
+    (path,) = [daemon.folder / "calls"] if rotates else (daemon.folder / "calls").iterdir()
+    chain = chain_of(path)
+    assert (chain.exit_code, chain.proven_end) == (0, True), (chain.verdict, daemon.stderr)
+    assert [(row.name, row.in_file) for row in chain.rows if row.in_file] == [
+        ("MAGNET_CALL", made)
+    ]
 
 
 @pytest.mark.skipif(not FULL, reason="tests/unit/test_takeover.py counts them too")
