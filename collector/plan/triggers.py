@@ -144,11 +144,10 @@ class TriggerScope(Scope):
                 if name not in self._fields or not self._fields[name][1]:
                     self.add(f"this trigger needs the column {name}: add it to --columns", 0)
         self.end()
-        get, stalls = value.get, stall_ns is not None
+        stalls = stall_ns is not None
 
         def mask(rows: Rows) -> Mask:
-            with np.errstate(all="ignore"):
-                found = np.broadcast_to(np.asarray(get(rows)[0], np.bool_), len(rows))
+            found = np.broadcast_to(np.asarray(value.holds(rows), np.bool_), len(rows))
             if found.any():  # perhaps at control entries
                 location = rows["location"]
                 found = found & ((location < FIRST_CONTROL) | (location == EXISTING))
@@ -187,7 +186,7 @@ class TriggerScope(Scope):
         field, stored = self._fields.get(name, (None, False))
         kind = field_type(self._schema, field) if field is not None else None
         if field is not None and kind is not None and stored and kind.kind in ("int", "enum"):
-            return _column(name, f"i{kind.width}" if kind.signed else None, TIMES.get(field.unit))
+            return _column(field, f"i{kind.width}" if kind.signed else None)
         if name in self._members:
             return constant(Fraction(self._members[name]))
         if name.lower() in self._events:
@@ -207,11 +206,14 @@ class TriggerScope(Scope):
                      locations=frozenset({number}))  # fmt: skip
 
 
-def _column(name: str, signed: str | None, unit: int | None) -> Value:
-    def get(rows: Rows) -> Found:
-        return rows[name] if signed is None else rows[name].view(signed), True
+def _column(field: Field, signed: str | None) -> Value:
+    name, none = field.name, field.none
 
-    return Value("number", get, unit=unit)
+    def get(rows: Rows) -> Found:
+        numbers = rows[name] if signed is None else rows[name].view(signed)
+        return numbers, True if none is None else numbers != none
+
+    return Value("number", get, unit=TIMES.get(field.unit))
 
 
 def _split_stall(parsed: Parsed) -> tuple[Node, int | None]:

@@ -75,7 +75,18 @@ def test_units() -> None:
         True, False,
     ]  # fmt: skip
     # In 32 bits the product of the columns would wrap.
-    assert mask("5 * min_rtt_us > 1", min_rtt_us=[2**32 - 1]) == [True]
+    assert mask("5 * min_rtt_us > 1", min_rtt_us=[2**32 - 2]) == [True]
+
+
+def test_what_the_kernel_does_not_know_fulfils_nothing() -> None:
+    """Before the first sample min_rtt_us is 2^32-1, and srtt_us 0."""
+    assert mask("min_rtt_us > 1s", min_rtt_us=[2**32 - 1, 2_000_000]) == [False, True]
+    assert mask("min_rtt_us != 1", min_rtt_us=[2**32 - 1, 2]) == [False, True]
+    assert mask("not srtt_us > 5ms", srtt_us=[0, 1]) == [False, True]
+    assert mask("srtt_us < 5ms", srtt_us=[0, 1]) == [False, True]
+    assert mask("snd_cwnd / snd_ssthresh != 1", snd_cwnd=[1, 1], snd_ssthresh=[0, 2]) == [
+        False, True,
+    ]  # fmt: skip
     assert mask("pacing_rate < 2.5M", pacing_rate=[2_499_999, 2_500_000]) == [True, False]
     assert mask("srtt_us / min_rtt_us >= 2", srtt_us=[4, 4], min_rtt_us=[2, 0]) == [True, False]
     assert mask("time_ns > srtt_us", time_ns=[3000, 3000], srtt_us=[2, 4]) == [True, False]
