@@ -101,13 +101,13 @@ def test_msmod_describes_what_translate_prints() -> None:
 
 
 def test_iscan_takes_all_ids_of_1988_and_their_log_levels() -> None:
-    for word in [
+    words = [
         "sleep", "swtch", "setrq", "remrq", "trap", "syscall", "exec", "exit", "disc_io_id",
         "bread", "breada", "bwrite", "bdwrite", "timeshare_insert", "syscallstart",
         "syscallexit", "sampler", "bread_read",
-    ]:  # fmt: skip
-        [found] = measurements.choose([word])
-        assert found, word
+    ]  # fmt: skip
+    chosen = measurements.choose(words)
+    assert len(chosen) == len(words) and all(chosen)
     found = [one for each in measurements.choose(["timeshare_insert", "bdwrite", "disc_io_id"])
              for one in each]  # fmt: skip
     assert [one.level for one in found] == ["queue", "buffers", *["requests"] * 3]
