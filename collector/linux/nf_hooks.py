@@ -143,6 +143,8 @@ class NetfilterHook(Places):
             raise KernelError(f"there is no netfilter hook {target}", f"take {', '.join(HOOKS)}")
         self._target = target
         self.entrance: Entrance | None = Entrance()
+        self.filtered: Collection[int] = ()
+        """The inodes of the namespaces that are recorded; empty: all are."""
         super().__init__(own_namespace(), programs)
 
     def find(self) -> Collection[int]:
@@ -150,7 +152,7 @@ class NetfilterHook(Places):
 
     def count_before(self, place: int) -> int:
         """A namespace counts the packets that passed before it was found."""
-        if self.entrance is not None:
+        if self.entrance is not None and (place in self.filtered or not self.filtered):
             with suppress(OSError, TcpkmonError):
                 return self.entrance.count_passed(place, self._target)
         return 0

@@ -152,6 +152,10 @@ class Kernel(Closing):
         self.filters = filters
         self._filter_entries = self._watched(filters)
 
+    def look_for_namespaces(self) -> None:
+        """Programs in network namespaces that have come since; see Loaded."""
+        self.loaded.look_for_namespaces([one.inode for one in self.filters.namespaces])
+
     def set_limits(self, limits: Mapping[str, int]) -> None:
         """These limits, by location or event, and no others."""
         self._engine.limits[:] = 0

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from tcpkmon.collector.linux import bpf
@@ -200,13 +200,16 @@ class Loaded(Closing):
             if isinstance(program.attachment, NetfilterHook):
                 program.attachment.entrance = entrance
 
-    def look_for_namespaces(self) -> None:
+    def look_for_namespaces(self, filtered: Collection[int]) -> None:
         """Attaches programs in network namespaces that have come since: what passes there before
-        is counted as missed. To be called often."""
+        is counted as missed, where the namespace is recorded. To be called often.
+
+        filtered: the inodes of those that are recorded, empty: all."""
         if time.monotonic() >= self._next_namespaces:
             self._next_namespaces = time.monotonic() + NAMESPACES_S
             for program in self.programs.values():
                 if isinstance(program.attachment, NetfilterHook):
+                    program.attachment.filtered = filtered
                     program.attachment.refresh()
 
     def refresh(self) -> None:

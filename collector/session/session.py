@@ -254,7 +254,7 @@ class Session:
         optional = self._failures.optional
         optional("moving to an idler CPU", self._placing.move)
         optional("second copies of programs", self._kernel.loaded.attach_second_copies)
-        optional("programs in new namespaces", self._kernel.loaded.look_for_namespaces)
+        optional("programs in new namespaces", self._kernel.look_for_namespaces)
         if time.monotonic() >= self._next_checkpoint:
             self._next_checkpoint = time.monotonic() + CHECKPOINT_S
             optional("rings of new CPUs", self._refresh_rings)

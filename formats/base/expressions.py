@@ -5,11 +5,12 @@
     or         = and {"or" and}                      and   = not {"and" not}
     not        = "not" not | comparison
     comparison = sum [("<" | "<=" | ">" | ">=" | "==" | "!=") sum]
+               | sum ("worse" | "better" | "more" | "less") sum, of changes alone
     sum        = term {("+" | "-") term}             term  = sign {("*" | "/") sign}
     sign       = "-" sign | name | number | text | call | "(" or ")"
     call       = name "(" [or {"," or}] ")"
 
-An assertion is `or ["where" or]`. A text is in quotes.
+An assertion is `or ["where" or]`; a condition on changes is `or`. A text is in quotes.
 
 The text comes from the command line or a file, and is never run.
 """
@@ -32,6 +33,7 @@ FACTORS: dict[str, int | Fraction] = {
     "": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000, "%": Fraction(1, 100),
 }  # fmt: skip
 COMPARISONS = ("<=", ">=", "==", "!=", "<", ">")
+CHANGES = ("worse", "better", "more", "less")
 _TOKEN = re.compile(
     r"""(?P<space>\s+)
       | (?P<number>[0-9][0-9.]*(?:[eE][-+][0-9]+)?[0-9A-Za-z_.]*%?)
@@ -182,12 +184,18 @@ def parse_assertion(text: str) -> Assertion:
     return _Parser(text, "an assertion").assertion()
 
 
+def parse_change(text: str) -> Node:
+    """The condition on changes in this text. Mistake for the first thing that does not fit."""
+    return _Parser(text, "a condition", CHANGES).change()
+
+
 class _Parser:
-    def __init__(self, text: str, what: str) -> None:
+    def __init__(self, text: str, what: str, comparisons: Sequence[str] = COMPARISONS) -> None:
         if len(text) > MOST_TRIGGER_CHARACTERS:
             raise Mistake(f"{what} has at most {MOST_TRIGGER_CHARACTERS} characters", 0)
         self._text = text
         self._what = what
+        self._comparisons = comparisons
         found = (
             _Token(match.lastgroup or "other", match.group(), match.start())
             for match in _TOKEN.finditer(text)
@@ -221,6 +229,12 @@ class _Parser:
         if self._token.kind != "end":
             raise self._unexpected("an operator, `and`, `or`, `where` or the end")
         return Assertion(self._text, node, where)
+
+    def change(self) -> Node:
+        node = self._or()
+        if self._token.kind != "end":
+            raise self._unexpected(f"{', '.join(CHANGES)}, `and`, `or` or the end")
+        return node
 
     @property
     def _token(self) -> _Token:
@@ -259,7 +273,7 @@ class _Parser:
 
     def _comparison(self) -> Node:
         left = self._sum()
-        token = self._take(*COMPARISONS)
+        token = self._take(*self._comparisons)
         if token is None:
             return left
         return Operation(token.at, token.text, (left, self._sum()))

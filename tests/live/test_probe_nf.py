@@ -9,11 +9,14 @@ import struct
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE, Popen
 
 import pytest
 
+from tcpkmon.collector.capturing import start
 from tcpkmon.collector.lab import namespaces
 from tcpkmon.collector.lab.lab import Bottleneck, Lab
 from tcpkmon.collector.lab.namespaces import Side
@@ -202,26 +205,43 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
 """
 
 
-@pytest.mark.alone  # others on this machine make namespaces too
-def test_what_passed_before_a_namespace_was_found_is_missed(packets: Path, tmp_path: Path) -> None:
-    """The capture is not proven: the namespace tells how many packets passed without programs."""
+@contextmanager
+def early_packets() -> Iterator[None]:
+    """Around a capture's end: datagrams of a namespace that is new in it."""
     process = Popen([sys.executable, "-c", AT_ONCE], stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT)
     assert process.stdin and process.stdout
     assert process.stdout.readline() == "ready\n"
-    with logging(tmp_path / "log", str(packets)) as running:
+    try:
         threading.Event().wait(0.5)
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.stdout.readline() == "sent\n"
         threading.Event().wait(2.5)
+        yield
+    finally:
         process.stdin.close()
         assert process.wait(60) == 0
+
+
+@pytest.mark.alone  # others on this machine make namespaces too
+def test_what_passed_before_a_namespace_was_found_is_missed(packets: Path, tmp_path: Path) -> None:
+    """The capture is not proven: the namespace tells how many packets passed without programs."""
+    with logging(tmp_path / "log", str(packets)) as running, early_packets():
         running.finish()
     report = format_of(tmp_path / "log").verify(tmp_path / "log")[-1]
     assert report.exit_code == 3
     # At each hook but FORWARD; the kernel's messages that nobody listens are of ICMP, and left out.
     counts = [one.kprobe for one in report.missed]
     assert len(counts) >= 4 and min(sorted(counts)[-4:]) == TIMES
+
+
+def test_what_passed_where_nothing_is_recorded_is_not_missed(tmp_path: Path) -> None:
+    """A namespace that --netns leaves out."""
+    path = tmp_path / "a.magnet"
+    options = ("--netns", "/proc/self/ns/net", "--format", "magnet")
+    with start("magnet", path, options=options) as capture, early_packets():
+        capture.stop()
+    assert sum(one.kprobe for one in format_of(path).verify(path)[-1].missed) == 0
 
 
 # Brings lo up, and echoes TIMES requests there when its input ends: the kernel's answer makes two.

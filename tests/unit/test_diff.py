@@ -162,30 +162,52 @@ def test_a_condition_needs_a_difference_above_its_bound(
     assert one.failed is failed
 
 
+@pytest.mark.parametrize(("text", "failed"), [
+    ("srtt_p95_us worse 20% and srtt_p50_us worse 20%", False),
+    ("srtt_p95_us worse 20% or srtt_p50_us worse 20%", True),
+    ("not (srtt_p95_us better 0%)", True),
+    ("srtt_p95_us worse 20% and min_rtt_us worse 20%", None),
+])  # fmt: skip
+def test_conditions_are_joined(text: str, failed: bool | None) -> None:
+    values = np.linspace(100, 110, 30)
+    (condition,) = parse_conditions([text])
+    names = [metric.name for metric in condition.metrics]
+    a = {"srtt_p95_us": values, "srtt_p50_us": values}
+    found, _ = compare(a, {**a, "srtt_p95_us": values * 1.3}, names)
+    (one,) = judge([condition], {each.metric.name: each for each in found})
+    assert one.failed is failed
+    assert one.why.startswith("srtt_p95_us: its median changed: +30 %") or len(names) == 1
+
+
 def test_all_mistakes_at_once() -> None:
     with pytest.raises(ExpressionError) as caught:
-        parse_conditions(["goodput_p50 worse 5%", "goodput_p5 worze five", "share_cwnd worse 1%",
+        parse_conditions(["goodput_p50 worse 5%", "goodput_p5 worze five", "goodput_p5 worse 5",
+                          "share_cwnd worse 1%",
                           "", "min_rtt_us", "min_rtt_us better",
                           "min_rtt_us worse 5% x", "goodput_p50 worse 100%",
-                          "share_cwnd more 100.5%", "goodput_p50 better 100%"])  # fmt: skip
+                          "share_cwnd more 100.5%", "goodput_p50 better 100%", "5% worse 1%",
+                          "p95(srtt_us) more 1%", "not min_rtt_us > 3"])  # fmt: skip
     told = [(text, mistake.at, mistake.what.split(",")[0]) for text, mistake in
             caught.value.mistakes]  # fmt: skip
     assert told == [
-        ("goodput_p5 worze five", 0, "no metric 'goodput_p5' (did you mean 'goodput_p50'?)"),
         ("goodput_p5 worze five", 11, "expected worse"),
-        ("goodput_p5 worze five", 17, "expected a bound such as 5%"),
+        ("goodput_p5 worse 5", 0, "no metric 'goodput_p5' (did you mean 'goodput_p50'?)"),
+        ("goodput_p5 worse 5", 17, "expected a bound such as 5%"),
         ("share_cwnd worse 1%", 11,
          "neither direction of share_cwnd is worse: write more or less"),
-        ("", 0, "expected a metric"),
-        ("min_rtt_us", 10, "expected worse"),
-        ("min_rtt_us better", 17, "expected a bound such as 5%"),
-        ("min_rtt_us worse 5% x", 20, "expected the end"),
+        ("", 0, "expected a name"),
+        ("min_rtt_us", 0, "say how min_rtt_us may not change: worse"),
+        ("min_rtt_us better", 17, "expected a name"),
+        ("min_rtt_us worse 5% x", 20, "expected worse"),
         ("goodput_p50 worse 100%", 18,
          "this never fails: goodput_p50 changes by 100% less at most"),
         ("share_cwnd more 100.5%", 16,
          "this never fails: share_cwnd changes by 100 points at most"),
+        ("5% worse 1%", 0, "worse takes a metric before it"),
+        ("p95(srtt_us) more 1%", 0, "more takes a metric before it"),
+        ("not min_rtt_us > 3", 15, "expected worse"),
     ]  # fmt: skip
-    assert caught.value.lines()[5] == "             ^"
+    assert caught.value.lines()[2] == "             ^"
     for bad in ("srtt > 1", "srtt_p50_us", "nope == 1"):
         with pytest.raises(ExpressionError):
             parse_where(bad)

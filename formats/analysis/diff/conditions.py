@@ -1,37 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conditions of --fail-if, such as `goodput_p50 worse 5%`: read, and judged.
-
-    condition = metric ("worse" | "better" | "more" | "less") number "%"
-"""
+"""Conditions of --fail-if, such as `goodput_p50 worse 5%`: docs/conditions.md has the language."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tcpkmon.formats.analysis.diff.metrics import BY_NAME, SHARE, Metric
 from tcpkmon.formats.analysis.diff.statistics import DIFFERS, SAME, Compared, change_text
-from tcpkmon.formats.base.escape import for_terminal
-from tcpkmon.formats.base.expressions import ExpressionError, Mistake
-from tcpkmon.formats.base.limits import MOST_TRIGGER_CHARACTERS
-from tcpkmon.formats.schema import suggest
+from tcpkmon.formats.base.expressions import (
+    CHANGES,
+    Name,
+    Node,
+    Number,
+    Operation,
+    parse_change,
+    read_all,
+)
+from tcpkmon.formats.conditions import WRONG, Found, Scope, Value, names_in
 
-_WORDS = {"worse": 0, "better": 0, "more": 1, "less": -1}
-_BOUND = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)%", re.ASCII)
+_SIGNS = {"more": 1, "less": -1}
+_BOUND = re.compile(r"\S+?%", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Condition:
-    """It fails where the metric differs, and by more than `bound` (0.05: five per cent).
-
-    sign: 1 if it is about more of the metric, -1: about less.
-    """
+    """It fails where it holds. metrics: those that it names, in their order."""
 
     text: str
-    metric: Metric
-    sign: int
-    bound: float
+    metrics: tuple[Metric, ...]
+    value: Value
 
 
 @dataclass(frozen=True)
@@ -45,62 +45,90 @@ class Judged:
 
 def parse_conditions(texts: Sequence[str]) -> list[Condition]:
     """ExpressionError for all mistakes of all texts."""
-    found: list[Condition] = []
-    mistakes: list[tuple[str, Mistake]] = []
-    for text in texts:
-        wrong = list(_mistakes(text))
-        mistakes += [(text, mistake) for mistake in wrong]
-        if wrong:
-            continue
-        name, word, bound = text.split()
-        metric = BY_NAME[name]
-        sign = _WORDS[word] or (metric.worse if word == "worse" else -metric.worse)
-        found.append(Condition(text, metric, sign, float(bound[:-1]) / 100))
-        if found[-1].bound >= 1 and (sign < 0 or metric.kind == SHARE):
-            most = "100 points" if metric.kind == SHARE else "100% less"
-            told = f"this never fails: {name} changes by {most} at most"
-            mistakes.append((text, Mistake(told, text.rindex(bound))))
-    if mistakes:
-        raise ExpressionError(mistakes)
-    return found
+    return read_all(texts, _parse)
 
 
-def _mistakes(text: str) -> list[Mistake]:
-    if len(text) > MOST_TRIGGER_CHARACTERS:
-        return [Mistake(f"a condition has at most {MOST_TRIGGER_CHARACTERS} characters", 0)]
-    words = [(match.group(), match.start()) for match in re.finditer(r"\S+", text)]
-    found = []
-    name = words[0][0] if words else ""
-    if words and name not in BY_NAME:
-        found.append(Mistake(f"no metric '{for_terminal(name)}'{suggest(name, list(BY_NAME))}",
-                             words[0][1]))  # fmt: skip
-    if len(words) > 1:
-        word, at = words[1]
-        if word not in _WORDS:
-            found.append(Mistake(f"expected worse, better, more or less, found "
-                                 f"'{for_terminal(word)}'", at))  # fmt: skip
-        elif not _WORDS[word] and name in BY_NAME and not BY_NAME[name].worse:
-            found.append(Mistake(f"neither direction of {name} is worse: write more or less", at))
-    if len(words) > 2 and not _BOUND.fullmatch(words[2][0]):
-        found.append(Mistake("expected a bound such as 5%", words[2][1]))
-    if len(words) > 3:
-        found.append(Mistake("expected the end", words[3][1]))
-    if len(words) < 3:
-        wanted = ("a metric", "worse, better, more or less", "a bound such as 5%")[len(words)]
-        found.append(Mistake(f"expected {wanted}, but the condition ends here", len(text)))
-    return found
+def _parse(text: str) -> Condition:
+    node = parse_change(text)
+    scope = _ChangeScope(text)
+    value = scope.want("bool", node)
+    scope.end()
+    names = dict.fromkeys(one.text for one in names_in(node))
+    return Condition(text, tuple(BY_NAME[name] for name in names), value)
 
 
 def judge(conditions: Sequence[Condition], compared: Mapping[str, Compared]) -> list[Judged]:
     """What became of each. No data, or too few units, is no answer."""
-    return [_judge(one, compared[one.metric.name]) for one in conditions]
+    return [_judge(one, compared) for one in conditions]
 
 
-def _judge(condition: Condition, found: Compared) -> Judged:
+def _judge(condition: Condition, compared: Mapping[str, Compared]) -> Judged:
+    failed, is_known = condition.value.get(compared)
+    found = [compared[metric.name] for metric in condition.metrics]
+    told = [_why(one) for one in found]
+    if len(found) > 1:
+        told = [f"{one.metric.name}: {why}" for one, why in zip(found, told, strict=True)]
+    return Judged(condition, bool(failed) if is_known else None, "; ".join(told))
+
+
+def _why(found: Compared) -> str:
     if found.result not in (DIFFERS, SAME):
-        return Judged(condition, None, f"{found.result}: it cannot be judged")
+        return f"{found.result}: it cannot be judged"
     if found.result == SAME:
-        return Judged(condition, False, "no difference")
-    change = found.change or 0.0
-    told = f"its {found.by} changed: {change_text(condition.metric, change)}"
-    return Judged(condition, condition.sign * change > condition.bound, told)
+        return "no difference"
+    return f"its {found.by} changed: {change_text(found.metric, found.change or 0.0)}"
+
+
+class _ChangeScope(Scope):
+    """Names are metrics; a row is what became of them all, by name."""
+
+    what = "metric"
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def name(self, node: Name) -> Value:
+        if node.text not in BY_NAME:
+            return self.unknown(f"metric '{node.text}'", node, BY_NAME)
+        words = ", ".join(CHANGES)
+        return self.add(f"say how {node.text} may not change: {words}, and a bound", node.at)
+
+    def value(self, node: Node) -> Value:
+        if isinstance(node, Operation) and node.operator in CHANGES:
+            return self._change(node)
+        return super().value(node)
+
+    def _change(self, node: Operation) -> Value:
+        name, bound = node.operands
+        before = len(self.mistakes)
+        if not isinstance(name, Name):
+            self.add(f"{node.operator} takes a metric before it", name.at)
+        elif name.text not in BY_NAME:
+            self.name(name)
+        if not isinstance(bound, Number) or not _BOUND.match(self._text, bound.at):
+            self.add("expected a bound such as 5%", bound.at)
+        elif isinstance(name, Name) and name.text in BY_NAME:
+            metric = BY_NAME[name.text]
+            sign = _SIGNS.get(node.operator) or metric.worse * (1, -1)[node.operator == "better"]
+            if not sign:
+                self.add(f"neither direction of {metric.name} is worse: write more or less",
+                         node.at)  # fmt: skip
+            elif bound.value >= 1 and (sign < 0 or metric.kind == SHARE):
+                most = "100 points" if metric.kind == SHARE else "100% less"
+                self.add(f"this never fails: {metric.name} changes by {most} at most", bound.at)
+            else:
+                return _changed(metric.name, sign, float(bound.value))
+        assert len(self.mistakes) > before
+        return WRONG
+
+
+def _changed(name: str, sign: int, bound: float) -> Value:
+    """Whether the metric differs, and by more than `bound` (0.05: five per cent)."""
+
+    def get(compared: Any) -> Found:
+        found: Compared = compared[name]
+        differs = found.result == DIFFERS and sign * (found.change or 0.0) > bound
+        return differs, found.result in (DIFFERS, SAME)
+
+    return Value("bool", get, each=False)

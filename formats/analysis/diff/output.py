@@ -201,7 +201,8 @@ def _counted(count: int, what: str) -> str:
 
 
 def _is_named(report: Report, family: Any) -> bool:
-    return any(one.condition.metric.name in family.names for one in report.judged)
+    named = (metric.name for one in report.judged for metric in one.condition.metrics)
+    return any(name in family.names for name in named)
 
 
 def _say(console: Console, text: str) -> None:

@@ -40,7 +40,7 @@ def make_report(
     unit = unit or (RUN if max(len(a.runs), len(b.runs)) > 1 else CONNECTION)
     sides = [values_of_side([(run.connections, run.flows) for run in side.runs], unit)
              for side in (a, b)]  # fmt: skip
-    named = {one.metric.name for one in conditions}
+    named = {metric.name for one in conditions for metric in one.metrics}
     wanted = {*metrics, *named} if metrics else ()
     compared, families = compare(sides[0], sides[1], named, alpha, wanted)
     by_name = {one.metric.name: one for one in compared}
