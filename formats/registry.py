@@ -41,7 +41,9 @@ class FileFormat:
     place_at: capture and number of a segment. is_folder: a capture is a folder with one
     file for each CPU, otherwise one file. schema: the one that it can hold; None: any.
     fields: those that each event needs, if events of a user's schemata can be beside that schema.
-    can_print: collect can print records (--print) while it writes them.
+    can_print: collect can print records (--print) while it writes them. archives: --archive
+    compresses its segments. has_entries: it holds the records of the schema tcp as entries of all
+    CPUs in one order.
     """
 
     name: str
@@ -58,6 +60,8 @@ class FileFormat:
     schema: str | None = None
     fields: tuple[str, ...] = ()
     can_print: bool = False
+    archives: bool = False
+    has_entries: bool = False
 
     @property
     def holds_events(self) -> bool:
@@ -200,6 +204,11 @@ SEGMENTS = FileFormat(
     "a capture in many files", "pmgraph", is_folder=True,
 )  # fmt: skip
 """A folder of files of another format: no format that a capture can have by itself."""
+_ENTRIES = (
+    late("tcpkmon.formats.psc.reader", "open_capture"),
+    _one(late("tcpkmon.formats.verify", "verify_file")),
+    _repaired(late("tcpkmon.formats.verify", "repair_file")),
+)
 _ALL = (
     FileFormat(
         "klogger", _sniff_klogger, late("tcpkmon.formats.klogger.logs", "open_logs"),
@@ -214,15 +223,18 @@ _ALL = (
         _repaired(late("tcpkmon.formats.verify", "repair_magnet")),
         "a MAGNeT file", "tcpkmon magnet-parse", suffix=".magnet", segment=".magnet",
         place_at=late("tcpkmon.formats.magnet.reader", "place_at"), schema="magnet",
-        fields=("connection",),
+        fields=("connection",), archives=True,
     ),
+    FileFormat(
+        "arrow", lambda path, head: False, *_ENTRIES, "an Arrow stream", "pmgraph",
+        suffix=".arrow", segment=".arrow", schema="tcp", can_print=True, has_entries=True,
+        place_at=late("tcpkmon.formats.psc.pieces", "place_at"),
+    ),  # each reader of PSC files reads it: see formats/base/files.py
     # The last one: a PSC file has no magic number, so it is any file that no other format accepts.
     FileFormat(
-        "psc", lambda path, head: True, late("tcpkmon.formats.psc.reader", "open_capture"),
-        _one(late("tcpkmon.formats.verify", "verify_file")),
-        _repaired(late("tcpkmon.formats.verify", "repair_file")),
-        "a PSC file", "pmgraph", suffix=".pm", segment=".pm",
-        place_at=late("tcpkmon.formats.psc.pieces", "place_at"), schema="tcp", can_print=True,
+        "psc", lambda path, head: True, *_ENTRIES, "a PSC file", "pmgraph",
+        suffix=".pm", segment=".pm", schema="tcp", can_print=True, archives=True,
+        has_entries=True, place_at=late("tcpkmon.formats.psc.pieces", "place_at"),
     ),
 )  # fmt: skip
 FILE_FORMATS = {one.name: one for one in _ALL}

@@ -61,7 +61,7 @@ def why_not(request: Request, prepared: Prepared) -> str:
         return "reconcile knows the connections' last records from the process itself"
     if not prepared.transport.lasts:
         return f"{prepared.transport.name} rings end with their process"
-    is_psc = request.file_format == "psc"
+    is_psc = request.format.has_entries
     if is_psc and (missing := {"cpu", "serial"} - set(prepared.dtype.names or ())):
         return f"the file has no column {' and '.join(sorted(missing))}"
     if strange := {probe.kind for probe in prepared.plan.probes} - KINDS:

@@ -74,8 +74,8 @@ class Request:
         "Default: bpf; perf where the kernel refuses bpf.", True, default=None)
     show: bool = option("--print", FLAG, "Print each record on stdout too.")
     file_format: str = option(
-        "--format", choice(*FORMATS), "A PSC file, a folder with a Klogger log per CPU, or a "
-        "MAGNeT file (of magnet).", True, default=FORMATS[0], shown=True)
+        "--format", choice(*FORMATS), "A PSC file, a folder with a Klogger log per CPU, a "
+        "MAGNeT file (of magnet), or an Arrow stream (of tcp).", True, default=FORMATS[0], shown=True)
     schemata: tuple[str, ...] = option(
         "--schema NAME|FOLDER", NAMES, "What to record: a shipped schema (tcp, magnet, network, "
         "sched, locking, syscall, disk, paging, tty, sampler, user, preempt, stopwatch) or your "
@@ -139,7 +139,7 @@ class Request:
     @property
     def stored_columns(self) -> str:
         """The columns, with what the recorder's triggers need."""
-        if self.recorder is None or self.file_format != "psc":
+        if self.recorder is None or not self.format.has_entries:
             return self.columns
         return columns_for(self.columns, self.recorder.triggers)
 
@@ -161,7 +161,7 @@ class Request:
     @property
     def orders_tcp(self) -> bool:
         """Whether the collector looks at the records of the schema tcp in one order of all CPUs."""
-        return self.file_format == "psc" or (self.reconcile and self.has_tcp)
+        return self.format.has_entries or (self.reconcile and self.has_tcp)
 
     @property
     def has_tcp(self) -> bool:
@@ -205,8 +205,9 @@ def check_request(request: Request) -> None:
     if request.rotation is not None:
         if request.output == "-":
             raise UsageError("standard output has no next file", "name a folder: -o FOLDER")
-        if request.rotation.archive and request.format.is_folder:
-            raise UsageError("--archive is for captures in one file", "leave it out for a log")
+        if request.rotation.archive and not request.format.archives:
+            what = "--archive is for PSC and MAGNeT files"
+            raise UsageError(what, f"leave it out for {request.format.title}")
         if request.rotation.archive == "parquet" and request.file_format != "psc":
             raise UsageError("--archive parquet is for PSC files", "--archive zst")
     if request.recorder is not None:

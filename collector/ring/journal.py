@@ -46,7 +46,7 @@ class Journal(Closing):
         )  # fmt: skip
         layout = np.dtype(
             [("listed", "=i8"), ("retired", "=i8", cpus), ("ring_lost", "=i8", cpus),
-             ("notes", note, 2), ("files", notes_layout(cpus))]
+             ("notes", note, 2), ("files", notes_layout(cpus + 1))]
         )  # fmt: skip
         if fd is None:
             fd = os.memfd_create("tcpkmon-journal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

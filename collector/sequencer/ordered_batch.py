@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.base.control import WORDS_OFFSET, Loss
+from tcpkmon.formats.base.control import ANY_CPU, WORDS_OFFSET, Loss
 
 I64 = NDArray[np.int64]
 MonoToEpoch = Callable[[I64], I64]
@@ -78,8 +78,17 @@ class Ordered:
 
     @property
     def last(self) -> Mapping[int, int]:
-        """Nothing: a PSC file says it itself."""
-        return {}
+        """By CPU, the last serial of a record here, or that a LOSS entry counts."""
+        words = head_words(self.entries)
+        lost = words[words[:, LOCATION_WORD] == Loss.location].astype(np.int64)
+        ends = lost[:, [_W, _W + 2]] + (lost[:, [_W + 1, _W + 3]] << 32)
+        last = dict(zip(lost[:, _CALLVALUE].tolist(), (ends.sum(1) - 1).tolist(), strict=True))
+        last.pop(ANY_CPU, None)
+        for one in self.origins:
+            if len(one.where):
+                serial = int(self.entries["serial"][one.where[-1]])
+                last[one.cpu] = max(serial, last.get(one.cpu, 0))
+        return last
 
     def __len__(self) -> int:
         return len(self.entries)

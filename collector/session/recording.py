@@ -55,7 +55,7 @@ def _check(request: Request, texts: tuple[str, ...]) -> None:
         chosen = choose_columns(schema.event(EVENT), request.stored_columns)
         tcp = make_layout(schema, chosen, ())
     locations = choose_locations(schema, request.locations)
-    if request.file_format == "psc":
+    if request.format.has_entries:
         assert tcp is not None
         compile_triggers(texts, tcp, locations)
         return
@@ -76,7 +76,7 @@ class Recording:
         if self._stream is None or request.recorder is None:
             return
         texts, tcp = request.recorder.triggers, prepared.tcp
-        if request.file_format == "psc" and tcp is not None:
+        if request.format.has_entries and tcp is not None:
             triggers = compile_triggers(texts, tcp.layout, prepared.enabled)
             self._stream.watch = Watch(triggers) if triggers else None
         elif texts:

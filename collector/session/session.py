@@ -163,7 +163,7 @@ class Session:
         info = make_info(request, self._prepared, kernel, dict(refused), self._existing.sockets)
         self._recording.begin(self._counts.books)
         ordered = self._prepared.tcp if request.orders_tcp else None
-        raw = request.file_format != "psc"
+        raw = not request.format.has_entries
         tcp, ways = ordered.layout if ordered else None, info.settings.get("locations")
         watching = watch(tcp, request.counts_at_once, show, raw, ways)
         why_next = self._takeover.begin(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tcpkmon.collector.ring.journal import Journal, Note
 from tcpkmon.collector.sequencer.clock_pairs import Clocks
@@ -100,7 +101,7 @@ class PscCodec(Codec):
     ) -> tuple[Ordered | None, int]:
         if self.states is None:
             return None, 0
-        most = MOST if most_bytes is None else most_bytes // self.unit
+        most = MOST if most_bytes is None else most_bytes // self._dtype.itemsize
         states, known = self.states.repeat(self.states_cpu, mono_ns, most)
         if states is not None and "time_ns" in (states.entries.dtype.names or ()):
             times_ns = states.entries["time_ns"].astype(np.int64)
@@ -144,6 +145,10 @@ class PscCodec(Codec):
             self._numbering, self._given_bytes = last.numbering, last.start_bytes + last.nbytes
         return Frame([batch.entries.view(np.uint8).data for batch in batches], whole=False)
 
+    def pack(self, entries: NDArray[Any], header: bytes = b"") -> bytes:
+        """Control entries as they are in the file; header: of the file, before the first."""
+        return header + entries.tobytes()
+
     def moved(self, file: File) -> None:
         """Give the sequencer the place in the file of its next entries."""
         if self._numbering is not None:
@@ -174,7 +179,7 @@ class PscCodec(Codec):
         seqs = written.last_seq + np.cumsum(np.array(skipped, np.int64) + 1)
         stamp_control(rows, seqs, mono_ns, self._to_epoch)
         return Frame(
-            [header + rows.tobytes()], None, len(rows), len(rows), len(rows) + sum(skipped),
+            [self.pack(rows, header)], None, len(rows), len(rows), len(rows) + sum(skipped),
             sum(skipped), _checkpoints(entries),
         )  # fmt: skip
 

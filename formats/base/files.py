@@ -21,6 +21,8 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 """With it begins what zstd compressed."""
 PARQUET = b"PAR1"
 """With it begins a Parquet file."""
+STREAM = b"\xff\xff\xff\xff"
+"""With it begins an Arrow stream."""
 _BLOCK_BYTES = 1 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -51,7 +53,7 @@ def open_plain(path: str | os.PathLike[str]) -> FileIO:
     file = _open_regular(path)
     try:
         begin = os.pread(file.fileno(), 4, 0)
-        if begin not in (ZSTD, PARQUET):
+        if begin not in (ZSTD, PARQUET, STREAM):
             return file
         plain = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - the caller closes it
         try:
@@ -59,6 +61,10 @@ def open_plain(path: str | os.PathLike[str]) -> FileIO:
                 from tcpkmon.formats.base.restore import restore
 
                 restore(file, path, plain)
+            elif begin == STREAM:
+                from tcpkmon.formats.base import streamed
+
+                streamed.restore(file, path, plain)
             else:
                 for block in _unpack(file, path):
                     view = memoryview(block)
@@ -91,6 +97,10 @@ def read_head(path: str | os.PathLike[str], size: int) -> bytes:
             from tcpkmon.formats.base.restore import header_of
 
             return header_of(file, path)[:size]
+        if begin[:4] == STREAM:
+            from tcpkmon.formats.base import streamed
+
+            return streamed.header_of(file, path)[:size]
         if begin[:4] != ZSTD:
             return begin
         data = b""

@@ -26,7 +26,7 @@ from tcpkmon.formats.base.limits import MOST_INDEX_BYTES, MOST_INDEX_LINE
 INDEX = "index.jsonl"
 _NAME = re.compile(
     r"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]{0,63})-(?P<utc>\d{8}T\d{6}Z)-(?P<number>\d{6,12})"
-    r"(?P<suffix>\.pm|\.klog|\.magnet)(?P<archived>\.zst|\.parquet)?"
+    r"(?P<suffix>\.pm|\.klog|\.magnet|\.arrow)(?P<archived>\.zst|\.parquet)?"
 )
 _STRANGE = re.compile(r"[^A-Za-z0-9._-]")
 _MOST_AHEAD = 1 << 20

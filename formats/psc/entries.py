@@ -105,6 +105,11 @@ class Entries(InputFile, Description):
         return self._rows
 
     @property
+    def rest_bytes(self) -> int:
+        """Of an entry that is cut short at the end of the (first) file."""
+        return self._pieces[0].rest
+
+    @property
     def data_offset(self) -> int:
         """Where the entries of the (first) file begin."""
         return self._data_offset

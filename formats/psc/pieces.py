@@ -14,10 +14,10 @@ from pathlib import Path
 from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError
 from tcpkmon.formats.base.files import is_unpacked, read_head
 from tcpkmon.formats.base.limits import MOST_HEADER_BYTES
-from tcpkmon.formats.base.segments import find_capture, open_segment, order, place_of
+from tcpkmon.formats.base.segments import find_capture, open_segment, order, place_of, suffix_of
 from tcpkmon.formats.psc.header import KIND_SETTINGS, Header, decode_header
 
-SUFFIX = ".pm"
+SUFFIXES = (".pm", ".arrow")
 _FIRST_BYTES = 1 << 18
 _ANY_BYTES = 1 << 62
 
@@ -88,7 +88,10 @@ def find_files(
 
 
 def _in(path: str | os.PathLike[str]) -> list[Path]:
-    return find_capture(path, SUFFIX, place_at) if os.path.isdir(path) else [Path(path)]
+    if not os.path.isdir(path):
+        return [Path(path)]
+    suffix = suffix_of(path)
+    return find_capture(path, suffix if suffix in SUFFIXES else SUFFIXES[0], place_at)
 
 
 def place_at(path: Path) -> tuple[str, int]:

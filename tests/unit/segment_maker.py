@@ -29,6 +29,7 @@ CPUS = 2
 class Maker:
     """Segments of a PSC capture; close() ends it."""
 
+    form = "psc"
     chosen = "default"
     schema_text = ""
 
@@ -59,7 +60,7 @@ class Maker:
         self.stream.start()
 
     def open_stream(self) -> Stream:
-        return Stream(STREAMS["psc"](), self.folder, rotates=self.rotates)
+        return Stream(STREAMS[self.form](), self.folder, rotates=self.rotates)
 
     def records(self, count: int, lose: int = 0, keep: int = 0) -> None:
         """Some records of each CPU; the kernel loses some before them. keep: this many wait on."""

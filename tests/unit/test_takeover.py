@@ -73,7 +73,7 @@ class Killed(Maker):
         assert written.wait(WAIT_S)
 
     def tail(self, folder: Path) -> tuple[Stream, Tail]:
-        stream = Stream(STREAMS["psc"](), folder, rotates=self.rotates)
+        stream = Stream(STREAMS[self.form](), folder, rotates=self.rotates)
         assert self.stream.segments is not None
         capture = self.stream.segments.capture
         try:

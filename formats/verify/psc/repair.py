@@ -8,8 +8,6 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import IO
 
-from tcpkmon.formats.base.limits import MOST_HEADER_BYTES
-from tcpkmon.formats.psc.header import decode_header
 from tcpkmon.formats.psc.reader import Capture, open_capture
 from tcpkmon.formats.verify.mending import mend, new_file
 from tcpkmon.formats.verify.psc.check import verify_file
@@ -51,7 +49,7 @@ def repair_file(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Re
     written, DamagedError if the header cannot be decoded. `out` is there only if all went well.
     """
     with open_capture(path) as capture, new_file(path, out) as target:
-        cut_bytes = (os.stat(path).st_size - _header_bytes(capture)) % capture.header.entry_size
+        cut_bytes = capture.rest_bytes
         if not is_ours(capture):
             _copy(capture, target)
             target.flush()
@@ -69,17 +67,9 @@ def repair_file(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Re
         return Repair(total.kept, total.dropped, total.missing, cut_bytes, report)
 
 
-def _header_bytes(capture: Capture) -> int:
-    """Where the entries begin."""
-    size = os.stat(capture.path).st_size
-    with open(capture.path, "rb") as file:
-        return decode_header(file.read(min(size, MOST_HEADER_BYTES)), size)[1]
-
-
 def _write_header(capture: Capture, to: IO[bytes]) -> None:
     """The header as it was: it could be decoded, so every byte of it is worth keeping."""
-    with open(capture.path, "rb") as file:
-        to.write(file.read(_header_bytes(capture)))
+    to.write(capture.raw(0, capture.data_offset))
 
 
 def _copy(capture: Capture, to: IO[bytes]) -> None:
