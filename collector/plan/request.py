@@ -74,8 +74,8 @@ class Request:
         "Default: bpf; perf where the kernel refuses bpf.", True, default=None)
     show: bool = option("--print", FLAG, "Print each record on stdout too.")
     file_format: str = option(
-        "--format", choice(*FORMATS), "A PSC file, a folder with a Klogger log per CPU, a "
-        "MAGNeT file (of magnet), or an Arrow stream (of tcp).", True, default=FORMATS[0], shown=True)
+        "--format", choice(*FORMATS), "A PSC file, a folder with a Klogger log per CPU, a MAGNeT "
+        "file (of magnet) or an Arrow stream (of tcp).", True, default=FORMATS[0], shown=True)
     schemata: tuple[str, ...] = option(
         "--schema NAME|FOLDER", NAMES, "What to record: a shipped schema (tcp, magnet, network, "
         "sched, locking, syscall, disk, paging, tty, sampler, user, preempt, stopwatch) or your "

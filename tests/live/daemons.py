@@ -145,7 +145,8 @@ class Daemon:
 
     def files(self, name: str) -> list[Path]:
         """The files of a capture, in order."""
-        return sorted(path for path in (self.folder / name).iterdir() if path.suffix == ".pm")
+        files = (self.folder / name).iterdir()
+        return sorted(path for path in files if path.suffix in (".pm", ".arrow"))
 
     def finish(self) -> Done:
         """SIGTERM; waits for the end."""

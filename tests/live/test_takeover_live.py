@@ -90,7 +90,7 @@ def calls_in(paths: list[Path]) -> np.ndarray:
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("file_format", ["psc", "klogger"])
+@pytest.mark.parametrize("file_format", ["psc", "klogger", "arrow"])
 @pytest.mark.parametrize("every", ["1h", "1s"] if FULL else ["1s"])
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_no_record_is_missing(
