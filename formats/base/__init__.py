@@ -22,6 +22,7 @@ __all__ = [
     "restore",
     "segments",
     "shedding",
+    "streamed",
     "tcp_info",
     "text",
     "times",

@@ -14,7 +14,7 @@ from pathlib import Path
 from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError
 from tcpkmon.formats.base.files import is_unpacked, read_head
 from tcpkmon.formats.base.limits import MOST_HEADER_BYTES
-from tcpkmon.formats.base.segments import find_capture, open_segment, order, place_of, suffix_of
+from tcpkmon.formats.base.segments import find_capture, find_segments, open_segment, order, place_of
 from tcpkmon.formats.psc.header import KIND_SETTINGS, Header, decode_header
 
 SUFFIXES = (".pm", ".arrow")
@@ -90,8 +90,8 @@ def find_files(
 def _in(path: str | os.PathLike[str]) -> list[Path]:
     if not os.path.isdir(path):
         return [Path(path)]
-    suffix = suffix_of(path)
-    return find_capture(path, suffix if suffix in SUFFIXES else SUFFIXES[0], place_at)
+    suffix = next((one.suffix for one in find_segments(path)[::-1] if one.suffix in SUFFIXES), "")
+    return find_capture(path, suffix or SUFFIXES[0], place_at)
 
 
 def place_at(path: Path) -> tuple[str, int]:

@@ -29,7 +29,7 @@ MEASURED = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from tcpkmon.collector.session.reconciling import Reconciling
-from tcpkmon.collector.session.session import Session
+from tcpkmon.collector.session.capture import Session
 begin, step, whole = Reconciling._begin, Session._step, {}
 def _begin(self, when):
     work = self._work

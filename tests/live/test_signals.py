@@ -74,9 +74,9 @@ def test_a_signal_during_a_full_drain(flood: Flood, tmp_path: Path) -> None:
 PATIENT = """
 import signal, sys
 from tcpkmon.collector.commands import collect
-from tcpkmon.collector.session import session
+from tcpkmon.collector.session import capture
 signal.signal(signal.SIGINT, signal.default_int_handler)
-session.WAIT_S = 60.0
+capture.WAIT_S = 60.0
 sys.argv[0] = "collect"
 collect.main()
 """

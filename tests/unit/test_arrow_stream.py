@@ -13,7 +13,6 @@ import pytest
 import tcpkmon
 from tcpkmon.collector.ring.journal import Journal
 from tcpkmon.formats.base.errors import DamagedError, TcpkmonError
-from tcpkmon.formats.base.segments import find_segments
 from tcpkmon.formats.psc.reader import open_capture
 from tcpkmon.formats.registry import format_of
 from tests.unit.segment_maker import CPUS, Maker, make
