@@ -11,6 +11,7 @@ NEEDS(bytes_sent, "tcp_sock.bytes_sent")
 NEEDS(bytes_retrans, "tcp_sock.bytes_retrans")
 NEEDS(pacing_rate, "sock.sk_pacing_rate")
 NEEDS(netns, "net.net_cookie")
+NEEDS(cgroup, "sock_cgroup_data.cgroup kernfs_node.id")
 NEEDS(snd_ssthresh, "tcp_sock.snd_ssthresh")
 NEEDS(min_rtt_us, "tcp_sock.rtt_min")
 NEEDS(reordering, "tcp_sock.reordering")
@@ -224,6 +225,14 @@ static __always_inline u32 waits_for_room(const int direct, struct sock *sk) {
     return READ(direct, socket, flags) >> SOCK_NOSPACE & 1;
 }
 
+/* The id of a socket's control group: its number in the file system of cgroup2. */
+static __always_inline u64 cgroup_of(const int direct, struct sock *sk) {
+    struct cgroup *group = GET(sk, sk_cgrp_data.cgroup);
+    struct kernfs_node *node = READ(direct, group, kn);
+
+    return READ(direct, node, id);
+}
+
 /* Fills the columns of a full socket; tp is readable by plain loads. */
 static __always_inline void fill_socket(const int direct, const int watched, struct tcp_sock *tp,
                                         u8 *entry) {
@@ -310,6 +319,8 @@ static __always_inline void fill_socket(const int direct, const int watched, str
     SET(sk_wmem_alloc, GET(sk, sk_wmem_alloc.refs.counter) - 1);
     SET(sk_forward_alloc, GET(sk, sk_forward_alloc));
     SET(sk_mark, GET(sk, sk_mark));
+    if (HAS(cgroup))
+        SET(cgroup, cgroup_of(direct, sk));
     SET(max_packets_out, GET(tp, max_packets_out));
     SET(rate_delivered, GET(tp, rate_delivered));
     SET(rate_interval_us, GET(tp, rate_interval_us));

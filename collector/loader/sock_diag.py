@@ -91,6 +91,8 @@ class Connection:
     congestion: bytes
     """Name of the algorithm."""
     mark: int
+    cgroup: int
+    """Its id; 0 where the kernel does not tell."""
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, int]]:
@@ -137,11 +139,11 @@ def choose(
         for data, offsets in datagrams:
             found: dict[tuple[int, int], Connection] = {}
             for offset in offsets:
-                connection, cgroup = _parse(data, offset, netns, pids, every)
+                connection = _parse(data, offset, netns, pids, every)
                 if (
                     connection is not None
                     and (not filters.pids or connection.pid)
-                    and (not filters.cgroups or cgroup in cgroups)
+                    and (not filters.cgroups or connection.cgroup in cgroups)
                     and (not selective or _passes(filters, connection))
                 ):
                     found[netns or number, connection.cookie] = connection
@@ -190,6 +192,7 @@ def _columns(connections: Sequence[Connection], mono_ns: int) -> Iterator[tuple[
     yield "netns", np.array([one.netns for one in connections], np.uint64)
     yield "pid", [one.pid for one in connections]
     yield "sk_mark", [one.mark for one in connections]
+    yield "cgroup", np.array([one.cgroup for one in connections], np.uint64)
     yield "laddr", _rows([one.local for one in connections], 16).view("V16")[:, 0]
     yield "raddr", _rows([one.remote for one in connections], 16).view("V16")[:, 0]
     yield "ca_name", _rows([one.congestion for one in connections], 16).view("V16")[:, 0]
@@ -273,13 +276,13 @@ def _receive(wire: socket.socket) -> Iterator[Answer]:
 
 def _parse(
     data: bytes, offset: int, netns: int, pids: dict[int, int], every: bool = False
-) -> tuple[Connection | None, int]:
-    """A message's connection and the id of its cgroup. every: not only full sockets."""
+) -> Connection | None:
+    """A message's connection. every: not only full sockets."""
     (length,) = struct.unpack_from("=I", data, offset)
     end = offset + length
     start = offset + _HEADER.size
     if end - start < _MESSAGE.size:
-        return None, 0
+        return None
     (
         family, state, _timer, _retrans, lport, rport, local, remote, _device, cookie, _expires,
         receive_queue, send_queue, _uid, inode,
@@ -294,10 +297,10 @@ def _parse(
         at += (size + 3) & ~3
     info = attributes.get(INFO)
     if not every and (info is None or not STATES >> state & 1):
-        return None, 0  # a time-wait socket in the substate FIN_WAIT2, or a request
+        return None  # a time-wait socket in the substate FIN_WAIT2, or a request
     if family == AF_INET:
         local, remote = _MAPPED + local[:4], _MAPPED + remote[:4]
-    connection = Connection(
+    return Connection(
         cookie,
         netns,
         family,
@@ -314,9 +317,8 @@ def _parse(
         attributes.get(_SKMEMINFO, b""),
         attributes.get(_CONG, b"").partition(b"\0")[0],
         int.from_bytes(attributes.get(_MARK, b"")[:4], sys.byteorder),
+        int.from_bytes(attributes.get(CGROUP, b"")[:8], sys.byteorder),
     )
-    cgroup = int.from_bytes(attributes.get(CGROUP, b"")[:8], sys.byteorder)
-    return connection, cgroup
 
 
 def _passes(filters: Filters, one: Connection) -> bool:

@@ -196,13 +196,18 @@ def test_a_cgroup_is_chosen_with_all_below(tmp_path: Path, lab: Lab, cgroup: Pat
     options = {
         "inner": (*LOCATIONS, "--cgroup", str(cgroup), *within(lab)),
         "outer": (*LOCATIONS, "--cgroup", str(cgroup.parent), *within(lab)),
+        "column": (*LOCATIONS, "--columns", "default,cgroup", *within(lab)),
     }
     with other_process(lab) as exchange:
         (cgroup / "cgroup.procs").write_text(str(exchange.client.pid))
         with capturing_each(tmp_path, options) as captures:
             exchange.go()
             result = exchange.finish()
-    for name in options:
+    records = captures["column"].stop().records
+    ours = records["rport"] == V4
+    assert set(records["cgroup"][ours].tolist()) == {cgroup.stat().st_ino}
+    assert cgroup.stat().st_ino not in records["cgroup"][~ours].tolist()
+    for name in ("inner", "outer"):
         outcome = captures[name].stop()
         outcome.check_complete()
         assert set(outcome.records["rport"].tolist()) == {V4}, name

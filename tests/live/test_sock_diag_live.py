@@ -83,6 +83,14 @@ def traffic(lab: Lab) -> Iterator[Traffic]:
         yield made
 
 
+def own_cgroup() -> int:
+    """The id of this process's, which made all of these sockets; 0 without cgroup2."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    mounts = [line.split()[4] for line in lines if " - cgroup2 " in line]
+    own = [line[3:] for line in Path("/proc/self/cgroup").read_text().split() if line[:3] == "0::"]
+    return os.stat(mounts[0] + own[0]).st_ino if mounts and own else 0
+
+
 def layout_of(columns: str = "all") -> Layout:
     schema = load_schema()
     return make_layout(schema, choose_columns(schema.event("SNAPSHOT"), columns), ())
@@ -174,6 +182,7 @@ def test_entries_equal_ss(lab: Lab, traffic: Traffic, name: str) -> None:
         assert entry["ca_name"].tobytes().rstrip(b"\0").decode() in line.split()
         assert entry["netns"] == getattr(lab, name).namespace.cookie
         assert entry["sk_mark"] == (MARK if name == "b" else 0)
+        assert entry["cgroup"] == own_cgroup()
         assert not any(entry[c] for c in ("seq_no", "seq", "serial", "conn_id", "snd_nxt", "cpu"))
 
 

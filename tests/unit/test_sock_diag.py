@@ -43,6 +43,7 @@ def connection(**changes: Any) -> Connection:
         "local_port": 0x1234, "remote_port": 5001,
         "receive_queue_bytes": 11, "send_queue_bytes": 12, "inode": 99, "pid": 321,
         "info": tcp_info(snd_cwnd=10, snd_mss=1448, rcv_wnd=65), "congestion": b"cubic", "mark": 5,
+        "cgroup": 2**40 + 3,
         "memory": struct.pack("=9I", 1, 2, 3, 4, 5, 6, 7, 8, 9),
     }  # fmt: skip
     return Connection(**{**values, **changes})
@@ -128,8 +129,8 @@ def test_an_entry_byte_by_byte() -> None:
     expected = {
         "time_ns": MONO_NS, "lport": 0x1234, "rport": 5001, "snd_cwnd_segs": 10, "mss": 1448,
         "rto_us": 204_000, "retransmits": 3, "ecn_flags": 9, "rcv_wnd": 65, "pid": 321,
-        "netns": 2**63 + 5, "sk_mark": 5, "rcv_sb_cc": 11, "snd_sb_cc": 12, "sk_rmem_bytes": 1,
-        "sk_rcvbuf": 2, "sk_wmem_alloc": 3, "sb_hiwat": 4, "sk_forward_alloc": 5,
+        "netns": 2**63 + 5, "cgroup": 2**40 + 3, "sk_mark": 5, "rcv_sb_cc": 11, "snd_sb_cc": 12,
+        "sk_rmem_bytes": 1, "sk_rcvbuf": 2, "sk_wmem_alloc": 3, "sb_hiwat": 4, "sk_forward_alloc": 5,
         "sk_wmem_bytes": 6, "state": 1, "family": 2,
     }  # fmt: skip
     assert {name: int(one[name]) for name in expected} == expected
@@ -211,10 +212,10 @@ def test_damaged_messages_end_the_datagram() -> None:
     for damaged in (endless, too_long, b"\x01"):
         assert received(good + damaged) == [(good + damaged, [0])]
     short = struct.pack("=IHHII", 80, 20, 2, 1, 0) + bytes(64)
-    assert sock_diag._parse(short, 0, 0, {}) == (None, 0)
+    assert sock_diag._parse(short, 0, 0, {}) is None
     cut = message(2, 1, {2: tcp_info()}, cookie=3)
     cut = cut[:88] + struct.pack("=HH", 9999, 2) + cut[92:]
-    assert sock_diag._parse(cut, 0, 0, {}) == (None, 0)
+    assert sock_diag._parse(cut, 0, 0, {}) is None
 
 
 def test_the_end_of_a_dump_tells_its_error() -> None:
