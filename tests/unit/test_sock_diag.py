@@ -130,8 +130,8 @@ def test_an_entry_byte_by_byte() -> None:
         "time_ns": MONO_NS, "lport": 0x1234, "rport": 5001, "snd_cwnd_segs": 10, "mss": 1448,
         "rto_us": 204_000, "retransmits": 3, "ecn_flags": 9, "rcv_wnd": 65, "pid": 321,
         "netns": 2**63 + 5, "cgroup": 2**40 + 3, "sk_mark": 5, "rcv_sb_cc": 11, "snd_sb_cc": 12,
-        "sk_rmem_bytes": 1, "sk_rcvbuf": 2, "sk_wmem_alloc": 3, "sb_hiwat": 4, "sk_forward_alloc": 5,
-        "sk_wmem_bytes": 6, "state": 1, "family": 2,
+        "sk_rmem_bytes": 1, "sk_rcvbuf": 2, "sk_wmem_alloc": 3, "sb_hiwat": 4,
+        "sk_forward_alloc": 5, "sk_wmem_bytes": 6, "state": 1, "family": 2,
     }  # fmt: skip
     assert {name: int(one[name]) for name in expected} == expected
     assert one["laddr"].tobytes() == bytes(10) + b"\xff\xff\n\0\0\1"
