@@ -263,6 +263,23 @@ static __always_inline void magnet_log_sent(void *ctx, struct klogger_cpu *cpu, 
     }
 }
 
+/* UDP takes a datagram of the application. */
+static __always_inline void magnet_log_datagram(void *ctx, struct klogger_cpu *cpu, struct sock *sk,
+                                                s32 size) {
+    struct magnet_event e = {};
+    struct magnet_who who = {};
+
+    magnet_identify(ctx, cpu, 0, sk, 1, 0, &who);
+    if (who.left_out) {
+        MAGNET_LEFT_OUT(TCP_SEND, who.left_out);
+    } else if (who.protocol == PROTOCOL_UDP) {
+        e.connection = who.id;
+        e.size = size;
+        e.flags = MAGNET_UDP;
+        klogger(TCP_SEND, MAGNET_NO_STATE(e));
+    }
+}
+
 /* The call to receive returned this; MSG_PEEK moves nothing. */
 static __always_inline void magnet_log_received(void *ctx, struct klogger_cpu *cpu,
                                                 const int direct, struct sock *sk, s32 result,

@@ -85,6 +85,22 @@ PROBE(magnet_taken, "TCP_SEND",
 }
 #endif
 
+/* UDP over IPv6 hands datagrams to IPv4 addresses on to udp_sendmsg(). */
+#if USE_magnet_datagram
+PROBE(magnet_datagram, "TCP_SEND", "fentry:udp_sendmsg kprobe:udp_sendmsg")
+{
+    struct sock *sk = (struct sock *)ARG(0);
+
+    if (READ(0, sk, __sk_common.skc_family) == FAMILY_V4)
+        magnet_log_datagram(ctx, cpu, sk, ARG(2));
+}
+#endif
+
+#if USE_magnet_datagram6
+PROBE(magnet_datagram6, "TCP_SEND", "fentry:udpv6_sendmsg kprobe:udpv6_sendmsg")
+{ magnet_log_datagram(ctx, cpu, (struct sock *)ARG(0), ARG(2)); }
+#endif
+
 #if USE_magnet_out
 PROBE(magnet_out, "IP_SEND", "fentry:ip_output kprobe:ip_output nf:LOCAL_OUT")
 {

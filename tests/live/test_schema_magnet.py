@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from tcpkmon.collector.lab.lab import DEVICE, Lab
+from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.loader.attach_trials import Probing
 from tcpkmon.collector.plan.columns import SCHEMATA
 from tests.live.capturing import Pair, connected, join, listening, look, receive, within
 from tests.live.schema_logs import Log, Record, logging, make_schema
@@ -213,6 +215,12 @@ def headers_between_ip_and_tcp(lab: Lab) -> Scenario:
     check_layers(log, connection_of(log, *ports), connection_of(log, *reversed(ports)))
 
 
+def _has_functions() -> bool:
+    """Whether the kernel lets a program run at one of its functions."""
+    probing = Probing(Btf.from_kernel())
+    return not all(probing.why_not(kind, "udp_sendmsg") for kind in ("fentry", "kprobe"))
+
+
 def datagrams(lab: Lab, address: str) -> Scenario:
     """They have connections too."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -244,6 +252,9 @@ def datagrams(lab: Lab, address: str) -> Scenario:
         if event not in log.missing:
             found = [r["size"] for r in log.of(event, connection=sender, flags=UDP)]
             assert found == [5, *sizes] + [-errno.EMSGSIZE] * (event == "SOCK_SEND"), event
+    # What the call asks for, before it is refused. No tracepoint tells of it.
+    takes = [r["size"] for r in log.of("TCP_SEND", connection=sender, flags=UDP)]
+    assert takes == ([5, *sizes, 70_000] if _has_functions() else [])
     for event in ("DEV_RECV", "IP_RECV", "TCP_RECV", "SOCK_RECV"):
         if event not in log.missing:
             found = [r["size"] for r in log.of(event, connection=receiver, flags=UDP)]
