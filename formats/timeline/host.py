@@ -31,6 +31,27 @@ from tcpkmon.formats.timeline.model import (
 RUNS, CALLS, PAGES = "threads", "calls", "page-ins"
 UNCERTAIN = ", uncertain"
 _IDLE = 0
+_NAMING = ("PROCESS_EXISTS", "FORK", "SCHEDIN", "EXEC")
+
+
+class Comms:
+    """The names of threads, as the records so far tell them."""
+
+    events: frozenset[str] = frozenset()
+
+    def __init__(self, log: LogFormat) -> None:
+        self._events = [name for name in _NAMING if has_fields(log, name, "pid", "comm")]
+        self._names: dict[int, bytes] = {}
+
+    def feed(self, batch: LogBatch) -> None:
+        """The next records in time order."""
+        for event in self._events:
+            rows = batch.rows(event)
+            self._names.update(zip(rows["pid"].tolist(), rows["comm"].tolist(), strict=True))
+
+    def of(self, tid: int) -> str:
+        """A thread's name, or what else to call it."""
+        return text_of(self._names.get(tid, b"")) or f"thread {tid}"
 
 
 class Sched:
@@ -39,7 +60,7 @@ class Sched:
     events = frozenset({"SCHEDIN", "SCHEDOUT", "TRY_TO_WAKEUP"})
     needs = {"SCHEDIN": ("pid", "comm"), "SCHEDOUT": ("pid",)}
 
-    def __init__(self, timeline: Timeline, cpus: Cpus, log: LogFormat) -> None:
+    def __init__(self, timeline: Timeline, cpus: Cpus, log: LogFormat, comms: Comms) -> None:
         self._timeline, self._cpus = timeline, cpus
         self._runs = Matcher(("SCHEDIN",), "SCHEDOUT", (RECORD_CPU,), ("pid",), ("comm",))
         has_wakes = has_fields(log, "TRY_TO_WAKEUP", "pid", "wakes")
@@ -94,8 +115,8 @@ class Calls:
     events = frozenset({"SYSCALL_START", "SYSCALL_EXIT"})
     needs = {"SYSCALL_START": ("tid", "tgid", "number"), "SYSCALL_EXIT": ("tid", "number")}
 
-    def __init__(self, timeline: Timeline, cpus: Cpus, log: LogFormat) -> None:
-        self._timeline, self._cpus = timeline, cpus
+    def __init__(self, timeline: Timeline, cpus: Cpus, log: LogFormat, comms: Comms) -> None:
+        self._timeline, self._cpus, self._comms = timeline, cpus, comms
         self._matcher = Matcher(("SYSCALL_START",), "SYSCALL_EXIT", ("tid",), ("number",), ("tgid",))
         self._name = enumerated(log, "SYSCALL_START", "number")
 
@@ -106,7 +127,7 @@ class Calls:
         tids, numbers, tgids = found.keys
         across = self._cpus.across(found.starts_ns, found.stops_ns)
         names = _named(self._timeline, numbers, across, self._name)
-        tracks = _threads(self._timeline, tgids, tids, CALLS)
+        tracks = _threads(self._timeline, self._comms, tgids, tids, CALLS)
         self._timeline.add(slices(found.starts_ns, found.stops_ns, tracks, name=names))
 
 
@@ -116,15 +137,15 @@ class Pages:
     events = frozenset({"PAGEIN_START", "PAGEIN_END"})
     needs = {"PAGEIN_END": ("tid", "tgid", "since", "with_io")}
 
-    def __init__(self, timeline: Timeline, cpus: Cpus, log: LogFormat) -> None:
-        self._timeline = timeline
+    def __init__(self, timeline: Timeline, cpus: Cpus, log: LogFormat, comms: Comms) -> None:
+        self._timeline, self._comms = timeline, comms
         self._names = timeline.names(["page fault", "page-in"])
 
     def feed(self, batch: LogBatch) -> None:
         """The next records in time order."""
         at = batch.where("PAGEIN_END")
         rows, end = batch.rows("PAGEIN_END", at), batch.times_ns[at].astype(np.int64)
-        tracks = _threads(self._timeline, rows["tgid"], rows["tid"], PAGES)
+        tracks = _threads(self._timeline, self._comms, rows["tgid"], rows["tid"], PAGES)
         begin = np.minimum(rows["since"].astype(np.uint64), end.astype(np.uint64)).astype(np.int64)
         waited = (rows["with_io"] != 0).astype(np.int64)
         self._timeline.add(slices(begin, end, tracks, name=self._names[waited]))
@@ -140,7 +161,7 @@ class Disk:
         "DISK_COMPLETE": ("request", "last"),
     }
 
-    def __init__(self, timeline: Timeline, cpus: Cpus, log: LogFormat) -> None:
+    def __init__(self, timeline: Timeline, cpus: Cpus, log: LogFormat, comms: Comms) -> None:
         self._timeline, self._cpus = timeline, cpus
         carry = ("device", "operation", "bytes")
         self._queued = Matcher(("DISK_INSERT",), "DISK_ISSUE", ("request",), (), carry)
@@ -213,13 +234,15 @@ def _named(
     return timeline.names(texts)[of]
 
 
-def _threads(timeline: Timeline, tgids: Array, tids: Array, line: str) -> Array:
+def _threads(
+    timeline: Timeline, comms: Comms, tgids: Array, tids: Array, line: str
+) -> Array:  # fmt: skip
     """(n,) the tracks `line` of threads."""
     keys = tgids.astype(np.int64) << 32 | tids.astype(np.int64) & 0xFFFFFFFF
     found, of = np.unique(keys, return_inverse=True)
     tracks = []
     for tgid, tid in ((int(key) >> 32, int(key) & 0xFFFFFFFF) for key in found.tolist()):
-        group = timeline.track(("thread", tgid, tid), f"thread {tid}", 0, None, tgid, tid)
+        group = timeline.track(("thread", tgid, tid), comms.of(tid), 0, None, tgid, tid)
         tracks.append(timeline.track(("thread", tgid, tid, line), line, group))
     return np.array(tracks, np.uint64)[of]
 
@@ -228,10 +251,11 @@ PARTS: tuple[Any, ...] = (Sched, Calls, Pages, Disk)
 
 
 def parts_of(timeline: Timeline, cpus: Cpus, log: LogFormat) -> Iterator[Any]:
-    """Those parts of which the log has the events."""
+    """Those parts of which the log has the events. All are fed in this order."""
+    yield (comms := Comms(log))
     for part in PARTS:
         if all(has_fields(log, event, *fields) for event, fields in part.needs.items()):
             if all(log.find_event(event) for event in part.events - {"TRY_TO_WAKEUP"}):
-                yield part(timeline, cpus, log)
+                yield part(timeline, cpus, log, comms)
 
 

@@ -24,6 +24,8 @@ LAYERS = (
     "SOCK_SEND", "TCP_SEND", "IP_SEND", "QDISC_ENQUEUE", "QDISC_DEQUEUE", "DEV_SEND",
     "DRIVER_START", "DRIVER_RESULT", "DEV_RECV", "IP_RECV", "TCP_RECV", "SOCK_RECV",
 )  # fmt: skip
+_PREFIX = "MAGNET_"
+"""Of the events' names in MAGNeT files."""
 _RANGE = ("connection", "entered", "seq_lo", "seq_hi", "ack", "flags", "size")
 _CONNECTION = ("connection", "laddr", "raddr", "lport", "rport")
 _AGAIN = 256
@@ -35,21 +37,20 @@ class Layers:
 
     def __init__(self, timeline: Timeline, cpus: Cpus, log: LogFormat) -> None:
         self._timeline = timeline
-        self.events = frozenset(name for name in LAYERS if log.find_event(name) is not None)
-        self._names = [name for name in LAYERS if name in self.events]
+        self._names = _layers_of(log)
+        self.events = frozenset(self._names)
         self._ranges = all(has_fields(log, name, *_RANGE) for name in self._names)
         self._key = "connection" if self._ranges else "sockid"
         self._titles: dict[int, str] = {}
         self._has_titles = has_fields(log, "MAGNET_CONNECTION", *_CONNECTION)
-        if self._has_titles:
-            self.events |= {"MAGNET_CONNECTION"}
+        self.events |= {"MAGNET_CONNECTION"}
         self._free_ns: dict[int, int] = {}
         self._calls: dict[str, tuple[Array, Array, Array]] = {}
 
     @staticmethod
     def is_in(log: LogFormat) -> bool:
         """Whether a log has layers."""
-        found = [name for name in LAYERS if log.find_event(name) is not None]
+        found = _layers_of(log)
         return bool(found) and any(
             all(has_fields(log, name, *fields) for name in found)
             for fields in (_RANGE, ("sockid", "size"))
@@ -66,14 +67,15 @@ class Layers:
             if not len(at):
                 continue
             tracks = self._tracks(data[self._key], name)
-            label = self._timeline.name(name)
+            layer = name.removeprefix(_PREFIX)
+            label = self._timeline.name(layer)
             size = {"arg": self._timeline.name("size"), "arg_value": data["size"].astype(np.int64)}
             if not self._ranges:
                 self._timeline.add(make(INSTANT, times, tracks, name=label, **size))
                 continue
             again = (data["flags"] & _AGAIN) != 0
             labels = np.where(again, self._timeline.name(f"{name} again"), label)
-            way = int(name.endswith(("RECV",)))
+            way = int(name.endswith("RECV"))
             if name.startswith("SOCK_"):
                 flow = _call_flow(data, way)
                 self._add_calls(data, times, tracks, labels, flow, size)
@@ -147,7 +149,8 @@ class Layers:
         told = self._titles.get(connection, f"{self._key} {connection}")
         title = f"layers of {told}" if connection or not self._ranges else "layers, other packets"
         group = self._timeline.track(("layers", connection), title)
-        return self._timeline.track(("layers", connection, name), name, group)
+        layer = name.removeprefix(_PREFIX)
+        return self._timeline.track(("layers", connection, name), layer, group)
 
     def _learn(self, batch: LogBatch) -> None:
         for row in batch.rows("MAGNET_CONNECTION"):
@@ -158,6 +161,12 @@ class Layers:
                     for address, port in (("laddr", "lport"), ("raddr", "rport"))
                 )
                 self._titles[number] = f"{' -> '.join(ends)} #{number}"
+
+
+def _layers_of(log: LogFormat) -> list[str]:
+    """The events of layers that a log can have, in the order of LAYERS."""
+    names = (name for layer in LAYERS for name in (layer, _PREFIX + layer))
+    return [name for name in names if log.find_event(name) is not None]
 
 
 def _address(data: bytes) -> str:

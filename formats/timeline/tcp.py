@@ -139,7 +139,8 @@ class Connections:
         """The tracks of connections that are new."""
         new = np.flatnonzero(piece.places >= old)
         order = new[np.argsort(piece.places[new])]
-        made = [self._make_tracks(piece, int(row)) for row in piece.firsts[order]]
+        # The first record of a connection that is about to be opened has no port yet.
+        made = [self._make_tracks(piece, int(row)) for row in piece.lasts[order]]
         self._tracks = np.concatenate([self._tracks, np.array(made, np.uint64)])
         more = count - old
         self._values = np.concatenate([self._values, np.full((more, len(COUNTERS)), np.nan)])

@@ -14,7 +14,7 @@ from tcpkmon.formats.base.reader import Records
 from tcpkmon.formats.klogger import merge_logs
 from tcpkmon.formats.klogger.batch import LogBatch
 from tcpkmon.formats.klogger.logs import Logs
-from tcpkmon.formats.klogger.overlap import base_numbers
+from tcpkmon.formats.klogger.overlap import LOST, base_numbers
 from tcpkmon.formats.klogger.table import LogFormat
 from tcpkmon.formats.psc.reader import Capture
 from tcpkmon.formats.timeline.chrome import ChromeSink
@@ -65,14 +65,14 @@ def _write(records: Records, sink: Sink) -> None:
 
 def _write_events(timeline: Timeline, logs: Logs) -> None:
     log = logs.format
-    cpus = Cpus(timeline, len(logs.readers) > 1)
+    cpus = Cpus(timeline, log.find_event("DUMP_BEGIN") is not None)  # a MAGNeT file has all CPUs'
     parts = list(parts_of(timeline, cpus, log))
     if Layers.is_in(log):
         parts.append(Layers(timeline, cpus, log))
     taken = {SNAPSHOT, *(name for part in parts for name in part.events)}
     is_other = ~base_numbers(log)
     for event in log.events:
-        if event.name in taken or event.name in _SHOWN:
+        if event.name in taken or event.name in _SHOWN or event.name == LOST:
             is_other[event.number] = event.name in _SHOWN
     for batch in merge_logs(logs.readers, note=cpus.note):
         timeline.records += len(batch)
