@@ -190,8 +190,10 @@ class Capture(Entries, Analysed):
         """The snapshots for an export; see formats.base.reader.Reader."""
         if form in TIMELINES:
             if columns is not None or sort is not None:
-                raise UsageError(f"{form} takes neither --columns nor --sort",
-                                 "it has tracks, not columns; tcpkmon cut makes a part of a capture")
+                raise UsageError(
+                    f"{form} takes neither --columns nor --sort",
+                    "it has tracks, not columns; tcpkmon cut makes a part of a capture",
+                )
             return self
         by_default = "connection" if form == "parquet" else "seq"
         return Snapshots(self, columns, (sort or by_default) == "connection", form == "arrow")

@@ -8,13 +8,12 @@ its name says that it is uncertain.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
-from tcpkmon.formats.analysis import device_name
-from tcpkmon.formats.analysis.intervals import RECORD_CPU, Intervals, Matcher
+from tcpkmon.formats.analysis import RECORD_CPU, Intervals, Matcher, device_name
 from tcpkmon.formats.base.text import text_of
 from tcpkmon.formats.klogger.batch import LogBatch
 from tcpkmon.formats.klogger.table import LogFormat
@@ -30,6 +29,9 @@ from tcpkmon.formats.timeline.model import (
 
 RUNS, CALLS, PAGES = "threads", "calls", "page-ins"
 UNCERTAIN = ", uncertain"
+Needs = Mapping[str, Sequence[str]]
+"""The events without which there is nothing to draw, and their fields."""
+_TEXTS = {"comm": "string", "laddr": "address", "raddr": "address"}
 _IDLE = 0
 _NAMING = ("PROCESS_EXISTS", "FORK", "SCHEDIN", "EXEC")
 
@@ -58,7 +60,7 @@ class Sched:
     """Which thread ran on each CPU, and who woke it: a flow to the slice that followed."""
 
     events = frozenset({"SCHEDIN", "SCHEDOUT", "TRY_TO_WAKEUP"})
-    needs = {"SCHEDIN": ("pid", "comm"), "SCHEDOUT": ("pid",)}
+    needs: ClassVar[Needs] = {"SCHEDIN": ("pid", "comm"), "SCHEDOUT": ("pid",)}
 
     def __init__(self, timeline: Timeline, cpus: Cpus, log: LogFormat, comms: Comms) -> None:
         self._timeline, self._cpus = timeline, cpus
@@ -113,11 +115,15 @@ class Calls:
     """System calls, on the track of their thread."""
 
     events = frozenset({"SYSCALL_START", "SYSCALL_EXIT"})
-    needs = {"SYSCALL_START": ("tid", "tgid", "number"), "SYSCALL_EXIT": ("tid", "number")}
+    needs: ClassVar[Needs] = {
+        "SYSCALL_START": ("tid", "tgid", "number"), "SYSCALL_EXIT": ("tid", "number"),
+    }  # fmt: skip
 
     def __init__(self, timeline: Timeline, cpus: Cpus, log: LogFormat, comms: Comms) -> None:
         self._timeline, self._cpus, self._comms = timeline, cpus, comms
-        self._matcher = Matcher(("SYSCALL_START",), "SYSCALL_EXIT", ("tid",), ("number",), ("tgid",))
+        self._matcher = Matcher(
+            ("SYSCALL_START",), "SYSCALL_EXIT", ("tid",), ("number",), ("tgid",)
+        )
         self._name = enumerated(log, "SYSCALL_START", "number")
 
     def feed(self, batch: LogBatch) -> None:
@@ -135,7 +141,7 @@ class Pages:
     """Page faults, on a track of their thread: from their beginning until the page is there."""
 
     events = frozenset({"PAGEIN_START", "PAGEIN_END"})
-    needs = {"PAGEIN_END": ("tid", "tgid", "since", "with_io")}
+    needs: ClassVar[Needs] = {"PAGEIN_END": ("tid", "tgid", "since", "with_io")}
 
     def __init__(self, timeline: Timeline, cpus: Cpus, log: LogFormat, comms: Comms) -> None:
         self._timeline, self._comms = timeline, comms
@@ -155,7 +161,7 @@ class Disk:
     """Requests of each device: in its queue, and at the device. Those at one time lie in lanes."""
 
     events = frozenset({"DISK_INSERT", "DISK_ISSUE", "DISK_COMPLETE"})
-    needs = {
+    needs: ClassVar[Needs] = {
         "DISK_INSERT": ("request", "device", "operation", "bytes"),
         "DISK_ISSUE": ("request", "device", "operation", "bytes"),
         "DISK_COMPLETE": ("request", "last"),
@@ -213,9 +219,13 @@ class Disk:
 
 
 def has_fields(log: LogFormat, event: str, *fields: str) -> bool:
-    """Whether a log has the event, with these fields."""
+    """Whether a log has the event, with these fields: numbers, but for those of _TEXTS."""
     found = log.find_event(event)
-    return found is not None and all(found.find_field(name) is not None for name in fields)
+    known = {field.name: field.kind for field in found.fields} if found is not None else {}
+    return found is not None and all(
+        known.get(name) == _TEXTS[name] if name in _TEXTS else known.get(name) in ("int", "enum")
+        for name in fields
+    )
 
 
 def enumerated(log: LogFormat, event: str, field: str) -> Callable[[int], str]:
@@ -255,7 +265,6 @@ def parts_of(timeline: Timeline, cpus: Cpus, log: LogFormat) -> Iterator[Any]:
     yield (comms := Comms(log))
     for part in PARTS:
         if all(has_fields(log, event, *fields) for event, fields in part.needs.items()):
-            if all(log.find_event(event) for event in part.events - {"TRY_TO_WAKEUP"}):
-                yield part(timeline, cpus, log, comms)
+            yield part(timeline, cpus, log, comms)
 
 

@@ -11,6 +11,8 @@ A MAGNeT file of 2001 names no bytes: its events are there, and no flows.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tcpkmon.formats.base.text import address_of
@@ -69,7 +71,8 @@ class Layers:
             tracks = self._tracks(data[self._key], name)
             layer = name.removeprefix(_PREFIX)
             label = self._timeline.name(layer)
-            size = {"arg": self._timeline.name("size"), "arg_value": data["size"].astype(np.int64)}
+            size: dict[str, Any] = {"arg": self._timeline.name("size")}
+            size["arg_value"] = data["size"].astype(np.int64)
             if not self._ranges:
                 self._timeline.add(make(INSTANT, times, tracks, name=label, **size))
                 continue
@@ -91,7 +94,7 @@ class Layers:
 
     def _add_calls(
         self, data: Array, times: Array, tracks: Array, labels: Array, flow: Array,
-        size: dict[str, Array | int],
+        size: dict[str, Any],
     ) -> None:  # fmt: skip
         """Slices. A call during another one of its connection (of another thread) is an instant."""
         began = data["entered"].astype(np.uint64).astype(np.int64)
@@ -106,11 +109,9 @@ class Layers:
         self._free_ns.update(zip(line[last].tolist(), until[last].tolist(), strict=True))
         alone = np.empty(len(times), np.bool_)
         alone[order] = begin[order] >= before
-        values = size["arg_value"]
-        assert isinstance(values, np.ndarray)
         for kept, is_slice in ((alone, True), (~alone, False)):
             more = {"name": labels[kept], "flow": flow[kept], "arg": size["arg"],
-                    "arg_value": values[kept]}  # fmt: skip
+                    "arg_value": size["arg_value"][kept]}  # fmt: skip
             self._timeline.add(
                 slices(begin[kept], times[kept], tracks[kept], **more) if is_slice
                 else make(INSTANT, times[kept], tracks[kept], **more)

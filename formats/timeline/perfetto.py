@@ -103,7 +103,6 @@ class PerfettoSink:
         packet.sequence_flags = wire.NEEDS_STATE | (_CLEARED if afresh else 0)
         if afresh:
             packet.trace_packet_defaults.timestamp_clock_id = _MONOTONIC
-            packet.first_packet_on_sequence = self._is_first
         if self._dropped:
             packet.previous_packet_dropped = 1
         new = list(self._names.items())[0 if afresh else self._told :]
