@@ -14,6 +14,7 @@ import numpy as np
 
 from tcpkmon.formats.timeline.model import BEGIN, COUNTER, END, INSTANT, Array, Track
 
+_HEAD = b'{"displayTimeUnit":"ns","traceEvents":[\n'
 _PHASES = {BEGIN: "B", END: "E", INSTANT: "i"}
 
 
@@ -26,7 +27,6 @@ class ChromeSink:
         self._roots: dict[int, int] = {}
         self._heads: dict[int, str] = {}
         self._clocks: list[str] = []
-        out.write(b'{"displayTimeUnit":"ns","traceEvents":[\n')
         self._is_first = True
 
     def track(self, track: Track) -> None:
@@ -60,6 +60,8 @@ class ChromeSink:
             self._write(self._others(events[~is_counter]))
 
     def finish(self, about: dict[str, str | int]) -> None:
+        if self._is_first:
+            self._out.write(_HEAD)
         # A whole clock list could be long in a damaged file: the ends of it tell most.
         clocks = self._clocks[:64]
         told = about | {"clocks_mono_realtime_ns": ", ".join(clocks)}
@@ -97,7 +99,8 @@ class ChromeSink:
 
     def _write(self, texts: Any) -> None:
         data = ",\n".join(texts)
-        self._out.write(data.encode() if self._is_first else f",\n{data}".encode())
+        self._out.write(_HEAD if self._is_first else b",\n")
+        self._out.write(data.encode())
         self._is_first = False
 
 

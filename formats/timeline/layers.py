@@ -15,12 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from tcpkmon.formats.base.text import address_of
 from tcpkmon.formats.klogger.batch import LogBatch
 from tcpkmon.formats.klogger.table import LogFormat
 from tcpkmon.formats.timeline.host import has_fields
 from tcpkmon.formats.timeline.losses import Cpus
-from tcpkmon.formats.timeline.model import INSTANT, Array, Timeline, flow_of, make, slices
+from tcpkmon.formats.timeline.model import (
+    INSTANT,
+    Array,
+    Timeline,
+    endpoint,
+    flow_of,
+    make,
+    slices,
+)
 
 LAYERS = (
     "SOCK_SEND", "TCP_SEND", "IP_SEND", "QDISC_ENQUEUE", "QDISC_DEQUEUE", "DEV_SEND",
@@ -158,7 +165,7 @@ class Layers:
             number = int(row["connection"])
             if number not in self._titles:
                 ends = (
-                    f"{_address(row[address].tobytes())}:{int(row[port])}"
+                    endpoint(row[address].tobytes(), int(row[port]))
                     for address, port in (("laddr", "lport"), ("raddr", "rport"))
                 )
                 self._titles[number] = f"{' -> '.join(ends)} #{number}"
@@ -168,11 +175,6 @@ def _layers_of(log: LogFormat) -> list[str]:
     """The events of layers that a log can have, in the order of LAYERS."""
     names = (name for layer in LAYERS for name in (layer, _PREFIX + layer))
     return [name for name in names if log.find_event(name) is not None]
-
-
-def _address(data: bytes) -> str:
-    text = address_of(data.ljust(16, b"\0")[:16])
-    return f"[{text}]" if ":" in text else text
 
 
 def _segment_flow(data: Array, way: int) -> Array:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.text import address_of
 
 Array = NDArray[Any]
 BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
@@ -111,6 +112,12 @@ class Timeline:
         if len(events):
             np.clip(events["time"], 0, _LAST_NS, out=events["time"])
             self.sink.events(events)
+
+
+def endpoint(address: bytes, port: int) -> str:
+    """An end of a connection. numpy leaves out zeros at the end of an address."""
+    text = address_of(address.ljust(16, b"\0")[:16])
+    return f"{f'[{text}]' if ':' in text else text}:{port}"
 
 
 def make(kind: int, time: Array, track: Array | int, **columns: Any) -> Array:

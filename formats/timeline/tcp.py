@@ -18,7 +18,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from tcpkmon.formats.analysis import why
-from tcpkmon.formats.base.text import address_of
 from tcpkmon.formats.timeline.model import (
     BEGIN,
     COUNTER,
@@ -26,6 +25,7 @@ from tcpkmon.formats.timeline.model import (
     INSTANT,
     Array,
     Timeline,
+    endpoint,
     make,
     slices,
 )
@@ -149,10 +149,10 @@ class Connections:
         self._lost = np.append(self._lost, np.full(more, -1))
 
     def _make_tracks(self, piece: why.Grouped, row: int) -> list[int]:
-        ends = []
-        for address, port in (("laddr", "lport"), ("raddr", "rport")):
-            text = address_of(piece[address][row].tobytes())
-            ends.append(f"{f'[{text}]' if ':' in text else text}:{int(piece[port][row])}")
+        ends = (
+            endpoint(piece[address][row].tobytes(), int(piece[port][row]))
+            for address, port in (("laddr", "lport"), ("raddr", "rport"))
+        )
         conn_id = int(piece["conn_id"][row])
         timeline = self._timeline
         group = timeline.new_track(f"{' -> '.join(ends)} #{conn_id}")

@@ -45,12 +45,11 @@ def write_chrome(records: Records, out: BinaryIO) -> None:
 def _write(records: Records, sink: Sink) -> None:
     timeline = Timeline(sink)
     if isinstance(records, Capture):
-        clock = records.clock
-        _tell_clock(sink, clock)
-        for _, entry in records.controls():
-            if isinstance(entry, Clock) and (clock is None or entry.mono_ns != clock[0]):
-                _tell(sink, entry.mono_ns, entry.realtime_ns)
         with why.Source(records) as source:
+            _tell_clock(sink, records.clock)
+            for _, entry in records.controls():
+                if isinstance(entry, Clock):
+                    _tell(sink, entry.mono_ns, entry.realtime_ns)
             Connections(timeline, source).write()
     elif isinstance(records, Logs):
         _tell_clock(sink, records.format.clock)
