@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_calls_and_threads_of_a_sleeper(tmp_path: Path) -> None:
         (event.time, event.kind, event.name) for event in trace.events if event.track in calls
     )
     naps = [
-        (begin, end) for (begin, _, what), (end, _, _) in zip(times, times[1:], strict=False)
+        (begin, end) for (begin, _, what), (end, _, _) in pairwise(times)
         if what.endswith("nanosleep")
     ]  # fmt: skip
     assert len(naps) == TIMES
