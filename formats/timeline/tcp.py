@@ -51,10 +51,15 @@ _INFINITE = (1 << 31) - 1
 
 
 class Connections:
-    """Adds the tracks of all connections, piece by piece."""
+    """Adds the tracks of all connections, piece by piece.
 
-    def __init__(self, timeline: Timeline, source: why.Source) -> None:
-        self._timeline, self._source = timeline, source
+    end_ns: of a capture whose losses have no tracks of CPUs, when it ended: they get one of theirs.
+    """
+
+    def __init__(
+        self, timeline: Timeline, source: why.Source, end_ns: int | None = None
+    ) -> None:
+        self._timeline, self._source, self._end_ns = timeline, source, end_ns
         self._places = why.Places()
         self._cutter = why.Cutter(self._places)
         self._tracks = np.zeros((0, len(COUNTERS) + len(_LINES)), np.uint64)
@@ -78,6 +83,13 @@ class Connections:
                 self._gaps(piece)
                 self._timeline.records += len(piece)
                 self._piece(why.Grouped(piece, self._places))
+        if self._source.placed > self._last_lost:  # behind the last snapshot
+            self._timeline.sink.dropped()
+            end = max(self._last_ns, self._end_ns or 0)
+            self._add_gaps(
+                np.array([self._last_ns]), np.array([end]),
+                np.array([self._source.placed - self._last_lost]),
+            )  # fmt: skip
         self._add_limits(self._cutter.finish())
         open_ = np.flatnonzero(self._state >= 0)
         self._timeline.add(make(END, self._time[open_], self._line(open_, STATE)))
@@ -95,11 +107,22 @@ class Connections:
         lost = np.concatenate([[self._last_lost], piece.lost])
         at = np.flatnonzero(lost[1:] > lost[:-1])
         if len(at):
-            times = np.concatenate([[self._last_ns], piece.times_ns])
+            times = np.concatenate([[self._last_ns or piece.times_ns[0]], piece.times_ns])
             self._gap_sums = np.append(self._gap_sums, lost[at])
             self._gap_ns = np.append(self._gap_ns, times[at])
             self._timeline.sink.dropped()
+            self._add_gaps(times[at], times[at + 1], lost[at + 1] - lost[at])
         self._last_lost, self._last_ns = int(lost[-1]), int(piece.times_ns[-1])
+
+    def _add_gaps(self, begin: Array, end: Array, missing: Array) -> None:
+        """What is missing in the capture, whichever connection it was of."""
+        if self._end_ns is None:
+            return
+        timeline = self._timeline
+        line = timeline.track(LOST, LOST, timeline.track("capture", "capture"))
+        timeline.add(
+            slices(begin, end, line, name=self._missing, arg=self._count, arg_value=missing)
+        )
 
     def _piece(self, piece: why.Grouped) -> None:
         old = len(self._time)

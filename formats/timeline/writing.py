@@ -50,7 +50,9 @@ def _write(records: Records, sink: Sink) -> None:
             for _, entry in records.controls():
                 if isinstance(entry, Clock):
                     _tell(sink, entry.mono_ns, entry.realtime_ns)
-            Connections(timeline, source).write()
+            last = records.mono_ns(max(len(records) - 1, 0))
+            end_ns = int(last[0]) if last is not None and len(last) else 0
+            Connections(timeline, source, min(end_ns, _MOST_NS)).write()
     elif isinstance(records, Logs):
         _tell_clock(sink, records.format.clock)
         if has_fields(records.format, SNAPSHOT, *why.NEEDED):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tcpkmon.formats.base import cli
 from tcpkmon.formats.commands.export import command
 from tcpkmon.formats.timeline import wire
 from tcpkmon.formats.timeline.model import BEGIN, COUNTER, END, EVENT, INSTANT
+from tests.kept.make import names, unpack
 from tests.unit.klogger_samples import CLOCK, LogMaker
 from tests.unit.magnet_builder import clean_file, lossy_file
 from tests.unit.magnet_log import MagnetLog, write_folder
@@ -136,6 +137,9 @@ def test_no_counter_goes_through_a_loss(trace: Trace) -> None:
         assert [end for _, _, end in states[:-1]] == [begin for _, begin, _ in gaps]
         # Nothing is told of the time after the last record.
         assert math.isnan(trace.counter(group, "cwnd").at(1 << 60))
+    assert trace.slices("capture", "not known") == [
+        ("records missing", 499_000, 502_000), ("records missing", 699_000, 701_000)
+    ]  # fmt: skip
     assert trace.dropped == 1
     assert trace.about["tcpkmon.lost_records"] == 3
 
@@ -157,11 +161,12 @@ def test_limits_are_the_intervals_of_why(capture: Path, trace: Trace) -> None:
 
 
 def test_tracks_clock_and_instants(trace: Trace) -> None:
-    assert len(trace.groups()) == 4
-    assert all(len(trace.lines(group)) == 9 for group in trace.groups())
+    groups = [name for name in trace.groups() if name != "capture"]
+    assert len(groups) == 4
+    assert all(len(trace.lines(group)) == 9 for group in groups)
     assert trace.clocks == [(PSC_CLOCK[0], PSC_CLOCK[1])]
     assert trace.primary_clock == 3  # CLOCK_MONOTONIC
-    group = trace.groups()[0]
+    group = groups[0]
     assert {name for name, _, _ in trace.instants(group, "events")} == {"retransmission"}
     assert len(trace.instants(group, "events")) == 1000 // 97
     assert trace.about["tcpkmon.records"] == 3997
@@ -295,6 +300,31 @@ def test_a_magnet_file(tmp_path: Path, lossy: bool) -> None:
     lost = trace.slices("all CPUs", "not known") if "all CPUs" in trace.groups() else []
     assert bool(lost) == lossy
     assert trace.dropped == int(lossy)
+
+
+@pytest.mark.parametrize("name", sorted(names()))
+def test_captures_of_every_kind(name: str, tmp_path: Path) -> None:
+    """Those of tests/kept: files and folders, rotated, lossy, damaged, of killed processes."""
+    unpack(name, tmp_path)
+    (capture,) = tmp_path.iterdir()
+    trace = read(export(capture, tmp_path / "out.pftrace"))
+    text = export(capture, tmp_path / "out.json", "--format", "chrome-json").read_text()
+    kinds = Counter(one["ph"] for one in json.loads(text)["traceEvents"])
+    assert trace.nested()
+    counted = Counter(event.kind for event in trace.events)
+    assert counted[BEGIN] == counted[END] == kinds["B"] == kinds["E"]
+    assert counted[COUNTER] == kinds["C"]
+    gaps = [event for event in trace.events if event.name == "records missing"]
+    assert bool(gaps) == ("lossy" in name) == bool(trace.dropped)
+    if name == "psc-lossy":  # all behind the last snapshot
+        assert sum(event.args["records"] for event in gaps) == trace.about["tcpkmon.lost_records"]
+    if name.startswith(("psc", "klogger")):
+        groups = dict.fromkeys(one for one in trace.groups() if "limit" in trace.lines(one))
+        found = [one for group in groups for one in trace.slices(group, "limit")]
+        table = why.intervals(capture)
+        assert sorted(one[1:] for one in found) == sorted(
+            zip(table["start_ns"].tolist(), table["end_ns"].tolist(), strict=True)
+        )
 
 
 @pytest.mark.parametrize("form", ["perfetto", "chrome-json"])
