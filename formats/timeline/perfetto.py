@@ -13,6 +13,7 @@ from tcpkmon.formats.timeline.model import Array, Track
 SEQUENCE = 1
 """All packets are of one sequence."""
 _CLEARED = 1
+_BY_RANK, _RANKS = 3, (1 << 31) - 1
 _MONOTONIC, _REALTIME = 3, 1
 _UNITS = {"bytes": 3}
 """Units that the format has; others are names."""
@@ -46,7 +47,9 @@ class PerfettoSink:
         told = packet.track_descriptor
         told.uuid = track.number
         if track.parent:
-            told.parent_uuid = track.parent
+            told.parent_uuid, told.sibling_order_rank = track.parent, track.number & _RANKS
+        else:
+            told.child_ordering = _BY_RANK
         if track.tid:
             told.thread.pid, told.thread.tid = track.pid, track.tid
             told.thread.thread_name = track.name

@@ -179,8 +179,8 @@ class Connections:
         conn_id = int(piece["conn_id"][row])
         timeline = self._timeline
         group = timeline.new_track(f"{' -> '.join(ends)} #{conn_id}")
-        counters = [timeline.new_track(name, group, unit) for name, unit in COUNTERS]
-        return [*counters, *(timeline.new_track(name, group) for name in _LINES)]
+        lines = [timeline.new_track(name, group) for name in _LINES]  # viewers show them on top
+        return [*(timeline.new_track(name, group, unit) for name, unit in COUNTERS), *lines]
 
     def _line(self, places: Array, name: str) -> Array:
         return np.asarray(self._tracks[places, len(COUNTERS) + _LINES.index(name)])

@@ -166,6 +166,7 @@ def test_tracks_clock_and_instants(trace: Trace) -> None:
     assert all(len(trace.lines(group)) == 9 for group in groups)
     assert trace.clocks == [(PSC_CLOCK[0], PSC_CLOCK[1])]
     assert trace.primary_clock == 3  # CLOCK_MONOTONIC
+    assert trace.lines(groups[0])[:2] == ["limit", "congestion state"]
     group = groups[0]
     assert {name for name, _, _ in trace.instants(group, "events")} == {"retransmission"}
     assert len(trace.instants(group, "events")) == 1000 // 97
