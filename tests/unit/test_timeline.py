@@ -237,6 +237,19 @@ def test_threads_wake_ups_calls_and_page_ins(tmp_path: Path) -> None:
     assert trace.dropped == 0
 
 
+def test_json_of_hostile_names_and_flows(tmp_path: Path) -> None:
+    out = export(write_host(tmp_path / "host"), tmp_path / "a.json", "--format", "chrome-json")
+    events = json.loads(out.read_text(encoding="ascii"))["traceEvents"]
+    assert [one["name"] for one in events if "bind_id" in one and one["ph"] == "B"] == [
+        'a<b>"\\x1b[31m\\u202e (7)', "woken (8)"
+    ]  # fmt: skip
+    wake, woken = (
+        one for one in events if one.get("name") in ("wake-up", "woken (8)") and "bind_id" in one
+    )
+    assert wake["bind_id"] == woken["bind_id"]
+    assert {wake["ph"], woken["ph"]} == {"X", "B"}
+
+
 def test_no_thread_runs_through_a_loss(tmp_path: Path) -> None:
     trace = trace_of(write_host(tmp_path / "host", lose=5))
     assert trace.slices("CPU 0", "threads") == []
