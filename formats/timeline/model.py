@@ -67,7 +67,7 @@ class Sink(Protocol):
 class Timeline:
     """Gives out the numbers of tracks and names, and passes all to a sink.
 
-    records, lost: so many the timeline was made of, and are missing in it.
+    records: so many the timeline was made of.
     """
 
     def __init__(self, sink: Sink) -> None:

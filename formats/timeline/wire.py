@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.timeline.model import BEGIN, COUNTER, END, INSTANT, Array
+from tcpkmon.formats.timeline.model import COUNTER, Array
 
 NEEDS_STATE = 2
 """TracePacket.SEQ_NEEDS_INCREMENTAL_STATE: the packet uses names and defaults of its sequence."""
@@ -131,6 +131,3 @@ def _encode(events: Array, sequence: int) -> bytes:
     trace = _Rows(count)
     trace.message(b"\x0a", packet)
     return trace.tobytes()
-
-
-assert (BEGIN, END, INSTANT, COUNTER) == (1, 2, 3, 4)

@@ -67,6 +67,8 @@ def trace(capture: Path) -> Trace:
 
 
 def test_bytes_are_those_of_the_package() -> None:
+    kinds = perfetto_pb2.TrackEvent.Type.values()
+    assert kinds[:5] == [0, BEGIN, END, INSTANT, COUNTER]
     rng = np.random.default_rng(1)
     events = np.zeros(3000, EVENT)
     events["kind"] = rng.integers(1, 5, len(events))
