@@ -156,6 +156,7 @@ class Archive:
         from tcpkmon.formats.export.table_file import write_parquet
         from tcpkmon.formats.psc.archive import describe
         from tcpkmon.formats.psc.reader import open_capture
+        from tcpkmon.formats.psc.tables import Snapshots
         from tcpkmon.formats.verify import DOES_NOT_ADD_UP, verify_file
 
         path = f"/proc/self/fd/{source.fileno()}"
@@ -164,6 +165,7 @@ class Archive:
             raise OSError("it does not add up, so it stays as it is")
         with open_capture(path) as capture:
             records = capture.for_export("parquet")
+            assert isinstance(records, Snapshots)
             metadata = describe(capture, records)
             write_parquet(records, out, metadata)
         with self._nameless() as again, FileIO(out.fileno(), "rb", closefd=False) as file:

@@ -4,8 +4,10 @@
 from tcpkmon.formats.analysis.disk import Queue, Requests, device_name, queues, requests
 from tcpkmon.formats.analysis.event import Event
 from tcpkmon.formats.analysis.intervals import (
+    RECORD_CPU,
     Interval,
     Intervals,
+    Matcher,
     ProcessTime,
     Statistics,
     cpu_times,
@@ -18,11 +20,13 @@ from tcpkmon.formats.analysis.stalls import Stall, find_stalls
 from tcpkmon.formats.analysis.syscalls import Calls, match_calls
 
 __all__ = [
+    "RECORD_CPU",
     "Calls",
     "Event",
     "Interval",
     "Intervals",
     "Log",
+    "Matcher",
     "ProcessTime",
     "Queue",
     "Requests",

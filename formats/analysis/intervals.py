@@ -17,6 +17,8 @@ from tcpkmon.formats.base.text import text_of
 from tcpkmon.formats.klogger.batch import LogBatch, changes_of
 
 CPU = "cpu"
+RECORD_CPU = "(cpu)"
+"""A key or what is carried: the CPU of the record, whatever fields the event has."""
 COMM = "comm"
 _PERCENTILES = (50, 90, 99)
 
@@ -224,6 +226,12 @@ class Matcher:
         self._unstarted += int((~starts).sum()) - len(second)
         self._unstopped += int(starts.sum()) - len(first) - len(still)
 
+    def take(self) -> Intervals:
+        """The pairs since the last take(), which are forgotten; unstopped counts what is open."""
+        found = self.intervals()
+        self._found, self._unstopped, self._unstarted = [], 0, 0
+        return found
+
     def intervals(self) -> Intervals:
         """All pairs, but for those across a span in which one of the events was switched off."""
         count = len(self._keys) + len(self._same) + len(self._carry) + 2
@@ -248,7 +256,7 @@ def _names(names: str | Sequence[str]) -> tuple[str, ...]:
 def _column(batch: LogBatch, event: str, name: str, at: NDArray[np.int64]) -> NDArray[Any]:
     """A field of the records of an event as int64 or bytes; "cpu" without such a field: the CPU."""
     field = batch.format.event(event).find_field(name)
-    if field is None and name == CPU:
+    if name == RECORD_CPU or (field is None and name == CPU):
         return batch.cpus[at].astype(np.int64)
     if field is None:
         raise UsageError(f"event {event} has no field '{name}'")

@@ -10,6 +10,9 @@ from typing import Any, BinaryIO, Protocol
 
 from tcpkmon.formats.base.errors import DamagedError, LossError
 
+TIMELINES = ("perfetto", "chrome-json")
+"""The forms of exports that are made of a whole capture, not of its tables."""
+
 
 class Records(Protocol):
     """Some or all records of one or more files, read in bounded memory."""

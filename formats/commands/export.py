@@ -24,7 +24,8 @@ from tcpkmon.formats.export.forms import ENDINGS, FORMS, TABLES
               help="The format; by default that of the ending of OUT, else csv. spreadsheet is CSV "
               "in which text that a spreadsheet program takes for a formula begins with '. perl is "
               "for Klogger logs; psc1 is a PSC file as the report of 2000 has it, without what "
-              "tcpkmon added.")
+              "tcpkmon added. perfetto (.pftrace, .perfetto-trace) and chrome-json are one "
+              "timeline of the host for viewers of traces.")
 @click.option("--columns", metavar="NAME,...", help="Only these columns.")
 @click.option("--sort", type=click.Choice(["connection", "seq"]),
               help="connection: rows of a connection together in each row group, which needs "

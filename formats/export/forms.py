@@ -41,6 +41,20 @@ def _write_tables(form: str, records: Records, output: Path | None, force: bool)
     table_folder.write_folder(records, form, output, is_file, force)
 
 
+def _write_timeline(form: str, records: Records, output: Path | None, force: bool) -> None:
+    from tcpkmon.formats import timeline
+
+    writers = {"perfetto": timeline.write_perfetto, "chrome-json": timeline.write_chrome}
+    if output is None:
+        if sys.stdout.isatty() and form == "perfetto":
+            raise UsageError("a Perfetto trace is no text", "name a file with -o")
+        writers[form](records, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        return
+    with create_file(output, force) as out:
+        writers[form](records, out)
+
+
 FORMS: dict[str, Callable[[Records, Path | None, bool], None]] = {
     "parquet": functools.partial(_write_tables, "parquet"),
     "arrow": functools.partial(_write_tables, "arrow"),
@@ -49,6 +63,8 @@ FORMS: dict[str, Callable[[Records, Path | None, bool], None]] = {
     "json": functools.partial(_write_text, "json"),
     "perl": functools.partial(_write_text, "perl"),
     "psc1": functools.partial(_write_text, "psc1"),
+    "perfetto": functools.partial(_write_timeline, "perfetto"),
+    "chrome-json": functools.partial(_write_timeline, "chrome-json"),
 }
 """The function that writes each form: write(records, output file, force).
 
@@ -67,5 +83,7 @@ ENDINGS = {
     ".json": "json",
     ".jsonl": "json",
     ".ndjson": "json",
+    ".pftrace": "perfetto",
+    ".perfetto-trace": "perfetto",
 }
 """The form for each ending of a file name."""

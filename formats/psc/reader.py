@@ -15,6 +15,7 @@ from tcpkmon.formats.base import control as controls
 from tcpkmon.formats.base.analysed import Analysed
 from tcpkmon.formats.base.changes import Off, Switches
 from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.reader import TIMELINES, Records
 from tcpkmon.formats.base.segments import has_earlier
 from tcpkmon.formats.psc.columns import TIME
 from tcpkmon.formats.psc.entries import READ_BYTES, Entries, is_control
@@ -185,8 +186,15 @@ class Capture(Entries, Analysed):
 
     def for_export(
         self, form: str, columns: Sequence[str] | None = None, sort: str | None = None
-    ) -> Snapshots:
+    ) -> Records:
         """The snapshots for an export; see formats.base.reader.Reader."""
+        if form in TIMELINES:
+            if columns is not None or sort is not None:
+                raise UsageError(
+                    f"{form} takes neither --columns nor --sort",
+                    "it has tracks, not columns; tcpkmon cut makes a part of a capture",
+                )
+            return self
         by_default = "connection" if form == "parquet" else "seq"
         return Snapshots(self, columns, (sort or by_default) == "connection", form == "arrow")
 

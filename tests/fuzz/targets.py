@@ -286,10 +286,16 @@ def decoding(form: str) -> Callable[[bytes], None]:
 
 
 def check_text(form: str, answer: Answer) -> None:
-    """JSON lines are JSON, and CSV has as many cells in each row."""
+    """JSON is JSON, CSV has as many cells in each row, a trace has packets."""
     if form == "json":
         for line in answer.out.splitlines():
             assert isinstance(json.loads(line), dict)
+    elif form == "chrome-json":
+        assert not answer.out or isinstance(json.loads(answer.out)["traceEvents"], list)
+    elif form == "perfetto":
+        from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
+        assert not answer.out or Trace.FromString(answer.out).packet
     elif form in ("csv", "spreadsheet"):
         text = answer.out.decode().replace("\0", "")
         widths = {len(row) or 1 for row in csv.reader(io.StringIO(text, newline=""))}
@@ -869,6 +875,8 @@ TARGETS = {
     "spreadsheet": Target("psc", 10, exporting("spreadsheet"), in_c=True),
     "parquet-psc": Target("psc", 20, exporting("parquet")),
     "arrow-psc": Target("psc", 20, exporting("arrow"), in_c=True),
+    "perfetto-psc": Target("psc", 10, exporting("perfetto")),
+    "chrome-json-psc": Target("psc", 10, exporting("chrome-json")),
     "text": Target("psc", 40, drawing("-T"), in_c=True),
     "gaps": Target("psc", 30, drawing("-D")),
     "memory": Target("psc", 30, drawing("-M")),
@@ -881,6 +889,8 @@ TARGETS = {
     "repair-klogger": Target("klogger", 20, repair),
     "csv-klogger": Target("klogger", 10, exporting("csv"), in_c=True),
     "arrow-klogger": Target("klogger", 10, exporting("arrow")),
+    "perfetto-klogger": Target("klogger", 10, exporting("perfetto")),
+    "chrome-json-klogger": Target("klogger", 10, exporting("chrome-json")),
     **{
         f"decode-{form}": Target("klogger", 15, decoding(form), in_c=form != "parquet")
         for form in DECODE
@@ -892,6 +902,7 @@ TARGETS = {
     "repair-magnet": Target("magnet", 30, repair),
     "json-magnet": Target("magnet", 10, exporting("json"), in_c=True),
     "arrow-magnet": Target("magnet", 10, exporting("arrow")),
+    "perfetto-magnet": Target("magnet", 10, exporting("perfetto")),
     "decode-magnet": Target("magnet", 10, decoding("csv"), in_c=True),
     "magnet-table": Target("magnet", 20, magnet_table, in_c=True),
     "magnet-records": Target("magnet", 20, magnet_records, in_c=True),

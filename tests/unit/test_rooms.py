@@ -42,7 +42,9 @@ ROOMS = {
     "formats": (
         ("commands",),
         ("history",),
-        ("analysis", "export", "pmgraph"),
+        ("export",),
+        ("timeline",),
+        ("analysis", "pmgraph"),
         ("registry",),
         ("verify",),
         ("magnet",),

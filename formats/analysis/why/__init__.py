@@ -4,9 +4,9 @@
 from tcpkmon.formats.analysis.why.assemble import Table
 from tcpkmon.formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, Column
 from tcpkmon.formats.analysis.why.connections import Connection, connection_of, tally
-from tcpkmon.formats.analysis.why.grouping import Grouped
+from tcpkmon.formats.analysis.why.grouping import Grouped, Places
 from tcpkmon.formats.analysis.why.intervals import INTERVAL, Cutter, cut
-from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS, classify
+from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS, classify, in_flight
 from tcpkmon.formats.analysis.why.peers import Peers
 from tcpkmon.formats.analysis.why.receiving import RECEIVING
 from tcpkmon.formats.analysis.why.snapshots import NEEDED, Snapshots, Source
@@ -38,6 +38,7 @@ __all__ = [
     "Cutter",
     "Grouped",
     "Peers",
+    "Places",
     "Snapshots",
     "Source",
     "Table",
@@ -52,6 +53,7 @@ __all__ = [
     "cut",
     "has_waits",
     "head",
+    "in_flight",
     "intervals",
     "renamed",
     "row_of",

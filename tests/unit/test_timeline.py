@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Perfetto traces and trace-event JSON: read back by the package's messages, and by json."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tcpkmon
+from tcpkmon.formats.analysis import why
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.commands.export import command
+from tcpkmon.formats.timeline import wire
+from tcpkmon.formats.timeline.model import BEGIN, COUNTER, END, EVENT, INSTANT
+from tests.kept.make import names, unpack
+from tests.unit.klogger_samples import CLOCK, LogMaker
+from tests.unit.magnet_builder import clean_file, lossy_file
+from tests.unit.magnet_log import MagnetLog, write_folder
+from tests.unit.test_disk_analysis import write as write_disk
+from tests.unit.timeline_reader import Trace, read
+from tests.unit.why_capture import CLOCK as PSC_CLOCK
+from tests.unit.why_capture import write_capture
+
+perfetto_pb2 = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+LOST = frozenset({500, 501, 700})
+HOST = """
+enum syscall { read = 0, write = 1 }
+event TRY_TO_WAKEUP { int pid; int wakes; int cpu }
+event SCHEDIN { int pid; string16 comm }
+event SCHEDOUT { int pid }
+event SYSCALL_START { int tid; int tgid; syscall number }
+event SYSCALL_EXIT { int tid; int tgid; syscall number }
+event PAGEIN_START { int tid; int tgid; ulonglong since; int with_io }
+event PAGEIN_END { int tid; int tgid; ulonglong since; int with_io }
+event MINE { int value }
+"""
+
+
+def export(source: Path, out: Path, *more: str) -> Path:
+    assert run(source, "-o", out, *more) in (0, 3, 5)
+    return out
+
+
+def run(*arguments: object) -> int:
+    return cli.run(command, [str(one) for one in arguments], prog="tcpkmon export")
+
+
+def trace_of(source: Path) -> Trace:
+    return read(export(source, source.parent / "out.pftrace", "--force"))
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_capture(tmp_path_factory.mktemp("psc") / "a.pm", 4000, 4, lose=LOST)
+
+
+@pytest.fixture(scope="module")
+def trace(capture: Path) -> Trace:
+    return trace_of(capture)
+
+
+def test_bytes_are_those_of_the_package() -> None:
+    kinds = perfetto_pb2.TrackEvent.Type.values()
+    assert kinds[:5] == [0, BEGIN, END, INSTANT, COUNTER]
+    rng = np.random.default_rng(1)
+    events = np.zeros(3000, EVENT)
+    events["kind"] = rng.integers(1, 5, len(events))
+    events["time"] = rng.integers(0, 1 << 62, len(events)) >> rng.integers(0, 62, len(events))
+    events["track"] = rng.integers(1, 1 << 40, len(events)) >> rng.integers(0, 40, len(events)) | 1
+    is_counter = events["kind"] == COUNTER
+    events["name"] = np.where(is_counter | (events["kind"] == END), 0, rng.integers(1, 9000))
+    values = rng.choice([0.0, -1.0, 0.5, np.nan, 1e300, -np.inf, 2.0**53, 12345.0], len(events))
+    events["value"] = np.where(is_counter, values, 0)
+    for name in ("flow", "flow2"):
+        events[name] = rng.integers(0, 2, len(events)) * rng.integers(1, 1 << 63, len(events))
+    events["arg"] = rng.integers(0, 300, len(events))
+    events["arg_value"] = rng.integers(-(1 << 62), 1 << 62, len(events))
+    data = b"".join(wire.encode(events, 1))
+    found = perfetto_pb2.Trace.FromString(data)
+    assert len(found.packet) == len(events)
+    for packet, row in zip(found.packet, events, strict=True):
+        wanted = perfetto_pb2.TracePacket(
+            timestamp=int(row["time"]), trusted_packet_sequence_id=1, sequence_flags=2
+        )
+        event = wanted.track_event
+        event.type, event.track_uuid = int(row["kind"]), int(row["track"])
+        if row["name"]:
+            event.name_iid = int(row["name"])
+        if row["kind"] == COUNTER:
+            value = float(row["value"])
+            if math.isfinite(value) and value == int(value) and abs(value) < 2**53:
+                event.counter_value = int(value)
+            else:
+                event.double_counter_value = value
+        event.flow_ids.extend(int(row[name]) for name in ("flow", "flow2") if row[name])
+        if row["arg"]:
+            arg = event.debug_annotations.add()
+            arg.name_iid, arg.int_value = int(row["arg"]), int(row["arg_value"])
+        assert packet.SerializeToString() == wanted.SerializeToString()
+    assert found.SerializeToString() == data
+
+
+def test_counters_have_the_values_of_the_table(capture: Path, trace: Trace) -> None:
+    names = ["conn_id", "time_ns", "snd_cwnd_segs", "snd_ssthresh", "snd_wnd", "srtt_us"]
+    with tcpkmon.open(capture) as reader:
+        columns = reader.columns(names)
+        keep = ~reader.control()
+    lines = {"cwnd": 2, "ssthresh": 3, "peer's window": 4, "srtt": 5}
+    for conn_id in (1, 2, 3, 4):
+        rows = keep & (columns["conn_id"] == conn_id)
+        times = columns["time_ns"][rows].astype(np.int64)
+        for line, column in lines.items():
+            counter = trace.counter(f"10.0.0.1:{5000 + conn_id} -> 10.0.0.1:80 #{conn_id}", line)
+            wanted = columns[names[column]][rows].tolist()
+            assert [counter.at(time) for time in times.tolist()] == wanted
+
+
+def test_no_counter_goes_through_a_loss(trace: Trace) -> None:
+    for conn_id in (1, 2, 3, 4):
+        group = f"10.0.0.1:{5000 + conn_id} -> 10.0.0.1:80 #{conn_id}"
+        gaps = trace.slices(group, "not known")
+        # 500 and 501 are missing between 499 and 502, and 700 between 699 and 701.
+        assert [name for name, _, _ in gaps] == ["records missing"] * 2
+        assert [begin for _, begin, _ in gaps] == [499_000, 699_000]
+        for _, begin, end in gaps:
+            for line in ("cwnd", "in flight", "srtt"):
+                counter = trace.counter(group, line)
+                assert math.isnan(counter.at((begin + end) // 2))
+                assert not math.isnan(counter.at(begin))
+                assert not math.isnan(counter.at(end))
+        states = trace.slices(group, "congestion state")
+        assert [end for _, _, end in states[:-1]] == [begin for _, begin, _ in gaps]
+        # Nothing is told of the time after the last record.
+        assert math.isnan(trace.counter(group, "cwnd").at(1 << 60))
+    assert trace.slices("capture", "not known") == [
+        ("records missing", 499_000, 502_000), ("records missing", 699_000, 701_000)
+    ]  # fmt: skip
+    assert trace.dropped == 1
+    assert trace.about["tcpkmon.lost_records"] == 3
+
+
+def test_limits_are_the_intervals_of_why(capture: Path, trace: Trace) -> None:
+    table = why.intervals(capture)
+    for conn_id in (1, 2, 3, 4):
+        rows = table["conn_id"] == conn_id
+        wanted = [
+            (limit if sure else f"{limit}, uncertain", begin, end)
+            for limit, sure, begin, end in zip(
+                table["limit"][rows], table["certain"][rows], table["start_ns"][rows].tolist(),
+                table["end_ns"][rows].tolist(), strict=True,
+            )
+        ]  # fmt: skip
+        group = f"10.0.0.1:{5000 + conn_id} -> 10.0.0.1:80 #{conn_id}"
+        assert trace.slices(group, "limit") == wanted
+        assert len([one for one in wanted if "uncertain" in one[0]]) in (1, 2)
+
+
+def test_tracks_clock_and_instants(trace: Trace) -> None:
+    groups = [name for name in trace.groups() if name != "capture"]
+    assert len(groups) == 4
+    assert all(len(trace.lines(group)) == 9 for group in groups)
+    assert trace.clocks == [(PSC_CLOCK[0], PSC_CLOCK[1])]
+    assert trace.primary_clock == 3  # CLOCK_MONOTONIC
+    assert trace.lines(groups[0])[:2] == ["limit", "congestion state"]
+    group = groups[0]
+    assert {name for name, _, _ in trace.instants(group, "events")} == {"retransmission"}
+    assert len(trace.instants(group, "events")) == 1000 // 97
+    assert trace.about["tcpkmon.records"] == 3997
+    assert "none" in trace.about["tcpkmon.decimation"]
+
+
+def test_json_has_the_same(capture: Path, trace: Trace, tmp_path: Path) -> None:
+    out = export(capture, tmp_path / "a.json", "--format", "chrome-json")
+    found = json.loads(out.read_text(encoding="ascii"))
+    assert found["otherData"]["lost_records"] == 3
+    kinds: dict[str, list[float]] = defaultdict(list)
+    values = []
+    for one in found["traceEvents"]:
+        kinds[one["ph"]].append(one.get("ts"))
+        if one["ph"] == "C":
+            values.append(float(one["args"]["value"]))
+    for phase, kind in (("B", BEGIN), ("E", END), ("i", INSTANT), ("C", COUNTER)):
+        times = [event.time / 1000 for event in trace.events if event.kind == kind]
+        assert kinds[phase] == times
+    wanted = [event.value for event in trace.events if event.kind == COUNTER]
+    assert np.array_equal(values, wanted, equal_nan=True)
+
+
+def write_host(folder: Path, lose: int = 0) -> Path:
+    """Two CPUs: thread 7 (on CPU 0) wakes thread 8 (on CPU 1)."""
+    folder.mkdir(exist_ok=True)
+    one = LogMaker(HOST, 0)
+    name = {"comm": b'a<b>"\x1b[31m\xe2\x80\xae'}
+    one.add("SCHEDIN", {"pid": 7, **name}, at=1000)
+    one.add("SYSCALL_START", {"tid": 7, "tgid": 7, "number": 1}, at=1100)
+    one.add("TRY_TO_WAKEUP", {"pid": 8, "wakes": 1, "cpu": 1}, at=1200)
+    one.add("TRY_TO_WAKEUP", {"pid": 9, "wakes": 0, "cpu": 1}, at=1250)
+    if lose:
+        one.skip(lose)
+    one.add("SYSCALL_EXIT", {"tid": 7, "tgid": 7, "number": 1}, at=1300)
+    one.add("SCHEDOUT", {"pid": 7}, at=1400)
+    one.add("SCHEDIN", {"pid": 0}, at=1400)
+    one.add("MINE", {"value": 3}, at=1450)
+    one.add("SCHEDOUT", {"pid": 0}, at=1500)
+    two = LogMaker(HOST, 1)
+    two.add("SCHEDIN", {"pid": 8, "comm": b"woken"}, at=2000)
+    two.add("PAGEIN_END", {"tid": 8, "tgid": 5, "since": CLOCK[0] + 2100, "with_io": 1}, at=2200)
+    two.add("SCHEDOUT", {"pid": 8}, at=2500)
+    for cpu, maker in enumerate((one, two)):
+        maker.write(folder / f"kernlog.dump.cpu{cpu}")
+    return folder
+
+
+def shifted(found: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    return [(name, begin - CLOCK[0], end - CLOCK[0]) for name, begin, end in found]
+
+
+def test_threads_wake_ups_calls_and_page_ins(tmp_path: Path) -> None:
+    trace = trace_of(write_host(tmp_path / "host"))
+    safe = 'a<b>"\\x1b[31m\\u202e'
+    assert shifted(trace.slices("CPU 0", "threads")) == [(f"{safe} (7)", 1000, 1400)]
+    assert shifted(trace.slices("CPU 1", "threads")) == [("woken (8)", 2000, 2500)]
+    assert shifted(trace.instants("CPU 0", "threads")) == [("wake-up", 1200, 1200)]
+    (wake,) = (event for event in trace.events if event.name == "wake-up")
+    (woken,) = (event for event in trace.events if event.name == "woken (8)")
+    assert wake.flows == woken.flows and len(wake.flows) == 1
+    assert shifted(trace.slices(safe, "calls")) == [("write", 1100, 1300)]
+    assert shifted(trace.slices("woken", "page-ins")) == [("page-in", 2100, 2200)]
+    assert shifted(trace.instants("CPU 0", "events")) == [("MINE", 1450, 1450)]
+    assert trace.threads() == {(7, 7): safe, (5, 8): "woken"}
+    assert trace.clocks[0] == CLOCK[:2]
+    assert trace.dropped == 0
+
+
+def test_json_of_hostile_names_and_flows(tmp_path: Path) -> None:
+    out = export(write_host(tmp_path / "host"), tmp_path / "a.json", "--format", "chrome-json")
+    events = json.loads(out.read_text(encoding="ascii"))["traceEvents"]
+    assert [one["name"] for one in events if "bind_id" in one and one["ph"] == "B"] == [
+        'a<b>"\\x1b[31m\\u202e (7)', "woken (8)"
+    ]  # fmt: skip
+    wake, woken = (
+        one for one in events if one.get("name") in ("wake-up", "woken (8)") and "bind_id" in one
+    )
+    assert wake["bind_id"] == woken["bind_id"]
+    assert {wake["ph"], woken["ph"]} == {"X", "B"}
+
+
+def test_no_thread_runs_through_a_loss(tmp_path: Path) -> None:
+    trace = trace_of(write_host(tmp_path / "host", lose=5))
+    assert trace.slices("CPU 0", "threads") == []
+    assert shifted(trace.slices("CPU 0", "not known")) == [("records missing", 1250, 1300)]
+    (gap,) = (event for event in trace.events if event.name == "records missing")
+    assert gap.args == {"records": 5}
+    (calls,) = (one for one in trace.groups() if one == "thread 7" or one.startswith("a<b>"))
+    assert shifted(trace.slices(calls, "calls")) == [("write, uncertain", 1100, 1300)]
+    assert len(trace.slices("CPU 1", "threads")) == 1
+    assert trace.dropped == 1
+
+
+def test_disk_requests_lie_in_lanes(tmp_path: Path) -> None:
+    one, two, three = ({"request": n, "sector": 8 * n, "bytes": 4096} for n in (1, 2, 3))
+    write_disk(tmp_path, [
+        (10, "INSERT", one), (12, "INSERT", two), (20, "ISSUE", one), (30, "ISSUE", two),
+        (35, "COMPLETE", one | {"bytes": 512}), (40, "COMPLETE", one | {"last": 1}),
+        (50, "COMPLETE", two | {"last": 1}), (55, "COMPLETE", {"request": 0, "last": 1}),
+        (60, "INSERT", three), (70, "COMPLETE", three | {"last": 1}),
+    ])  # fmt: skip
+    trace = read(export(tmp_path, tmp_path / "d.perfetto-trace"))
+    (group,) = (name for name in trace.groups() if name.startswith("disk"))
+    assert group == "disk 254:1"
+    found = shifted(trace.slices(group, "at the device"))
+    assert sorted(found) == [("READ", 20, 40), ("READ", 30, 50), ("READ", 60, 70)]
+    assert sorted(shifted(trace.slices(group, "queued"))) == [("READ", 10, 20), ("READ", 12, 30)]
+    assert trace.nested()
+    assert len(trace.tracks_called(group, "at the device")) == 2
+    flows = [event.flows for event in trace.events if event.name == "READ"]
+    assert sorted(map(flows.count, flows)) == [1, 2, 2, 2, 2]
+
+
+def test_a_segment_flows_through_the_layers(tmp_path: Path) -> None:
+    log = MagnetLog()
+    log.connect(5, ("10.0.0.1", 1000), ("2001:db8::2", 80))
+    for lo, at in ((100, 10), (200, 20)):
+        log.put("TCP_SEND", at, 5, lo, lo + 100)
+        log.put("IP_SEND", at + 1, 5, lo, lo + 100)
+        log.put("DEV_SEND", at + 2, 5, lo, lo + 100)
+    log.put("SOCK_SEND", 40, 5, 100, 300, entered=5)
+    log.put("TCP_SEND", 900, 5, 100, 200, flags=16 | 256)
+    trace = trace_of(write_folder(tmp_path / "log", log))
+    group = "layers of 10.0.0.1:1000 -> [2001:db8::2]:80 #5"
+    assert shifted(trace.slices(group, "SOCK_SEND")) == [("SOCK_SEND", 5, 40)]
+    names: dict[int, list[str]] = defaultdict(list)
+    for event in sorted(trace.events, key=lambda one: one.time):
+        for flow in event.flows:
+            names[flow].append(event.name)
+    way = ["TCP_SEND", "IP_SEND", "DEV_SEND"]
+    assert sorted(names.values()) == sorted(
+        [["SOCK_SEND", "TCP_SEND", "TCP_SEND", "TCP_SEND again"], [*way, "TCP_SEND again"], way]
+    )
+
+
+@pytest.mark.parametrize("lossy", [False, True])
+def test_a_magnet_file(tmp_path: Path, lossy: bool) -> None:
+    path = tmp_path / "a.magnet"
+    (lossy_file if lossy else clean_file)(path).write()
+    trace = trace_of(path)
+    groups = [name for name in trace.groups() if name.startswith("layers of sockid")]
+    assert groups and "TCP_SEND" in trace.lines(groups[0])
+    lost = trace.slices("all CPUs", "not known") if "all CPUs" in trace.groups() else []
+    assert bool(lost) == lossy
+    assert trace.dropped == int(lossy)
+
+
+@pytest.mark.parametrize("name", sorted(names()))
+def test_captures_of_every_kind(name: str, tmp_path: Path) -> None:
+    """Those of tests/kept: files and folders, rotated, lossy, damaged, of killed processes."""
+    unpack(name, tmp_path)
+    (capture,) = tmp_path.iterdir()
+    trace = read(export(capture, tmp_path / "out.pftrace"))
+    text = export(capture, tmp_path / "out.json", "--format", "chrome-json").read_text()
+    kinds = Counter(one["ph"] for one in json.loads(text)["traceEvents"])
+    assert trace.nested()
+    counted = Counter(event.kind for event in trace.events)
+    assert counted[BEGIN] == counted[END] == kinds["B"] == kinds["E"]
+    assert counted[COUNTER] == kinds["C"]
+    gaps = [event for event in trace.events if event.name == "records missing"]
+    assert bool(gaps) == ("lossy" in name) == bool(trace.dropped)
+    if name == "psc-lossy":  # all behind the last snapshot
+        assert sum(event.args["records"] for event in gaps) == trace.about["tcpkmon.lost_records"]
+    if name.startswith(("psc", "klogger")):
+        groups = dict.fromkeys(one for one in trace.groups() if "limit" in trace.lines(one))
+        found = [one for group in groups for one in trace.slices(group, "limit")]
+        table = why.intervals(capture)
+        assert sorted(one[1:] for one in found) == sorted(
+            zip(table["start_ns"].tolist(), table["end_ns"].tolist(), strict=True)
+        )
+
+
+@pytest.mark.parametrize("form", ["perfetto", "chrome-json"])
+def test_neither_columns_nor_order(capture: Path, tmp_path: Path, form: str, capsys: Any) -> None:
+    for option in (("--columns", "seq"), ("--sort", "seq")):
+        assert run(capture, "-o", tmp_path / "x", "--format", form, *option) == 2
+        assert "tracks" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_package_is_missing(
+    capture: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "perfetto.trace_builder.proto_builder", None)
+    assert run(capture, "-o", tmp_path / "x.pftrace") == 2
+    assert "perfetto is not installed" in capsys.readouterr().err
+    assert not (tmp_path / "x.pftrace").exists()
+
+
+def test_names_are_told_again_after_a_loss(tmp_path: Path) -> None:
+    """read() forgets them where the trace says so, and fails for one that it does not know."""
+    trace = trace_of(write_capture(tmp_path / "a.pm", 140_000, 2, lose=frozenset({100_000})))
+    assert (trace.cleared, trace.dropped) == (2, 1)
+    assert "" not in {event.name for event in trace.events if event.kind == BEGIN}
+    assert trace.nested()
