@@ -42,6 +42,7 @@ ROOMS = {
     "formats": (
         ("commands",),
         ("history",),
+        ("tables",),
         ("analysis", "export", "pmgraph"),
         ("registry",),
         ("verify",),
