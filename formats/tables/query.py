@@ -156,7 +156,7 @@ class Query:
     def _told(self, query: str) -> _Told:
         return _Told(self, query)
 
-    def translate(self, error: Exception, query: str) -> TcpkmonError:
+    def translate(self, error: BaseException, query: str) -> TcpkmonError:
         """An error of DuckDB, for people: in one line, with what there is instead."""
         for one in self._sets.values():
             if one.error is not None:
@@ -209,7 +209,8 @@ class _Told:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if isinstance(error, (*self._query.errors, OSError, ValueError)):
+        told = (*self._query.errors, OSError, ValueError)
+        if error is not None and isinstance(error, told):
             raise self._query.translate(error, self._text) from error
 
 

@@ -19,12 +19,12 @@ from tcpkmon.formats.base.reader import Reader
 from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.klogger.table import LogEvent
 from tcpkmon.formats.psc.reader import Capture
+from tcpkmon.formats.psc.tables import SNAPSHOT
 from tcpkmon.formats.registry import open_files
 from tcpkmon.formats.schema import suggest
 from tcpkmon.formats.tables.column import Column, conform, schema_of
 from tcpkmon.formats.tables.proof import ledger_of, proof_of, reports_of
 from tcpkmon.formats.tables.records import (
-    SNAPSHOT,
     columns_of_capture,
     columns_of_event,
     read_capture,
