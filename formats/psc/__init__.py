@@ -2,5 +2,6 @@
 """PSC files: the self-describing format of the TCP kernel monitor, written by the collector."""
 
 __all__ = [
-    "archive", "columns", "header", "lines", "pieces", "reader", "sequence", "states", "values",
+    "archive", "columns", "header", "lines", "pieces", "reader", "sequence", "states",
+    "tables", "values",
 ]  # fmt: skip

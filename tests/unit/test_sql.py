@@ -82,9 +82,9 @@ def test_only_what_is_named_is_read(capture: Path, monkeypatch: pytest.MonkeyPat
         query.run(text).read_all()
         assert query.asked == {"snapshots"}
         assert {*asked.pop()} <= {"snd_wnd", "location", "lport"} and not asked
-        text = "select a.lport from snapshots a join snapshots b on a.seq = b.callvalue"
+        text = "select a.lport from snapshots a join snapshots b on a.serial = b.callvalue"
         query.run(text).read_all()
-        assert {name for names in asked for name in names} <= {"lport", "seq", "callvalue"}
+        assert {name for names in asked for name in names} <= {"lport", "serial", "callvalue"}
 
 
 def test_filters_and_joins(capture: Path) -> None:
@@ -100,24 +100,27 @@ def test_filters_and_joins(capture: Path) -> None:
     ):  # fmt: skip
         table = tcpkmon.sql(f"select count(*) as n from snapshots where {condition}", capture)
         assert table["n"].to_pylist() == [sum(map(holds, every))], condition
-    joined = "from snapshots a join snapshots b using (conn_id, seq) select count(*) as n"
+    joined = "from snapshots a join snapshots b using (cpu, serial) select count(*) as n"
     assert tcpkmon.sql(joined, capture)["n"].to_pylist() == [len(every)]
 
 
-def test_several_captures_and_losses(tmp_path: Path) -> None:
+def test_several_captures_and_losses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(*words: object) -> tuple[int, str, str]:
+        code = run(command, ["sql", *map(str, words), "--format", "csv"], prog="tcpkmon")
+        return code, *capsys.readouterr()
+
     one = capture_of("psc-plain", tmp_path)
     many = capture_of("psc-lossy", tmp_path)
     query = "select file, count(*) as n from connections group by 1 order by 2"
-    done = ask(one, many, query, "--format", "csv")
-    assert done.stdout == f"file,n\n{one},8\n{many},20\n"
-    assert done.exit_code == 3 and "734 records were lost" in done.stderr
+    code, out, error = told(one, many, query)
+    assert (code, out) == (3, f"file,n\n{one},8\n{many},20\n")
+    assert "734 records were lost" in error
     folder = capture_of("klogger-rotated", tmp_path)
-    done = ask(folder, "select distinct file, count(*) as n from connections group by 1",
-               "--format", "csv")  # fmt: skip
-    assert done.stdout == f"file,n\n{folder},24\n" and done.exit_code == 0
-    assert ask(many, "select 1").exit_code == 0  # it read nothing
+    query = "select distinct file, count(*) as n from connections group by 1"
+    assert told(folder, query) == (0, f"file,n\n{folder},24\n", "")
+    assert told(many, "select 1")[0] == 0  # it read nothing
     many.write_bytes(many.read_bytes()[:-100])
-    assert ask(many, "select count(*) from snapshots").exit_code == 5
+    assert told(many, "select count(*) from snapshots")[0] == 5
 
 
 def test_events_of_a_log(tmp_path: Path) -> None:
