@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes docs/columns.md, locations.md, connections.md, tables.md, and the man pages from what declares them.
+"""Makes the pages columns, locations, connections and tables, and the man pages, from code.
 
     scripts/docs            writes them
     scripts/docs --check    fails when one of them is out of date
