@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes docs/columns.md, locations.md, connections.md, and the man pages from what declares them.
+"""Makes the pages columns, locations, connections and tables, and the man pages, from code.
 
     scripts/docs            writes them
     scripts/docs --check    fails when one of them is out of date
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import click
 from connections_page import connections_page
+from tables_page import tables_page
 
 from tcpkmon.collector.commands import collect, tcpkmon
 from tcpkmon.collector.commands import schema as schema_command
@@ -343,6 +344,7 @@ def make_pages() -> dict[str, str]:
     schema = load_schema()
     pages = {"columns.md": columns_page(schema), "locations.md": locations_page(schema)}
     pages["connections.md"] = connections_page()
+    pages["tables.md"] = tables_page(schema)
     pages.update({f"man/{name}.1": man_page(name) for name in COMMANDS})
     return pages
 

@@ -47,6 +47,7 @@ __all__ = [
     "latency",
     "open",
     "requests",
+    "sql",
     "verify",
     "why",
 ]
@@ -86,15 +87,15 @@ def open(path: PathLike, *more: PathLike) -> Reader:
     (UsageError for others).
 
     A PSC file returns a tcpkmon.formats.psc.reader.Capture. A Klogger log, or a folder of them,
-    returns tcpkmon.formats.klogger.logs.Logs. Both have connections() and intervals(), tables of
-    the schema tcp.
+    returns tcpkmon.formats.klogger.logs.Logs. Both have table(name), any table as Arrow, and
+    connections() and intervals(), those of the schema tcp as pandas.DataFrame.
     """
     from tcpkmon.formats.base.analysed import Analysed
     from tcpkmon.formats.registry import open_files
 
     reader = open_files(path, *more)
     if isinstance(reader, Analysed):
-        reader.frame = _frame
+        reader.above = _Above((path, *more))
     return reader
 
 
@@ -114,6 +115,17 @@ def requests(*paths: PathLike) -> DataFrame:
 
     with why.Source(*paths) as source:
         return why.as_frame(exchanges.exchanges(source))
+
+
+def sql(query: str, *paths: PathLike) -> Any:
+    """What a query over the tables of captures says, as a pyarrow.Table; docs/tables.md has them.
+
+    query: as DuckDB understands it. UsageError where DuckDB refuses it, or is not installed.
+    """
+    from tcpkmon.formats.tables import Query
+
+    with Query(_listed(paths)) as asked:
+        return asked.run(query).read_all()
 
 
 def why(*paths: PathLike) -> list[Explained]:
@@ -178,8 +190,28 @@ def _listed(paths: PathLike | Sequence[PathLike]) -> list[Path]:
     return [Path(path) for path in several]
 
 
-def _frame(reader: Any, name: str) -> Any:
-    from tcpkmon.formats.analysis import why
+class _Above:
+    """What the readers of open() have of the rooms above them. paths: what was opened."""
 
-    table = why.connections(reader) if name == "connections" else why.intervals(reader)
-    return why.as_frame(table)
+    def __init__(self, paths: tuple[PathLike, ...]) -> None:
+        self._paths = paths
+        self._html: str | None = None
+
+    def frame(self, reader: Any, name: str) -> Any:
+        from tcpkmon.formats.analysis import why
+
+        table = why.connections(reader) if name == "connections" else why.intervals(reader)
+        return why.as_frame(table)
+
+    def arrow(self, reader: Any, name: str) -> Any:
+        from tcpkmon.formats import tables
+
+        return tables.table_of(tables.Opened(tuple(_listed(self._paths)), reader), name)
+
+    def html(self, reader: Any) -> str:
+        from tcpkmon.formats import tables
+
+        if self._html is None:
+            opened = tables.Opened(tuple(_listed(self._paths)), reader)
+            self._html = tables.as_html(opened)
+        return self._html

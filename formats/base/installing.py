@@ -8,7 +8,7 @@ from pathlib import Path
 
 _DEBIAN = "/usr/lib/tcpkmon"
 """The environment of the Debian package: see scripts/debian."""
-_ANALYSIS = ("matplotlib", "perfetto", "pyarrow", "scipy")
+_ANALYSIS = ("duckdb", "matplotlib", "perfetto", "pyarrow", "scipy")
 """What the second Debian package has."""
 
 

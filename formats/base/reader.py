@@ -98,5 +98,11 @@ class Reader(Records, AbstractContextManager["Reader"], Protocol):
         Raises UsageError for an option that the format lacks.
         """
 
+    def table(self, names: str) -> Any:
+        """A table by its name ("connections") as a pyarrow.Table; docs/tables.md has them.
+
+        Raises UsageError where pyarrow or the table is missing.
+        """
+
     def close(self) -> None:
         """Close the file."""

@@ -6,5 +6,5 @@ __all__ = [
     "condense", "connections", "cut", "decode",
     "diff",
     "export", "flamegraph", "latency", "magnet_parse",
-    "repair", "requests", "translate", "verify", "why",
+    "repair", "requests", "sql", "translate", "verify", "why",
 ]  # fmt: skip

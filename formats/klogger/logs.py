@@ -232,6 +232,10 @@ class Logs(Closing, Analysed):
                     found.setdefault((event.name, event.fields), event)
         return list(found.values())
 
+    def table(self, names: str) -> Any:
+        """A table of the capture by its name: "connections", "SCHEDIN"; see named_table()."""
+        return self.named_table(names)
+
     def tables(self, reuse: bool = False) -> Iterator[dict[str, Any]]:
         """Tables by event name for each batch. `reuse` has no effect: each has its own memory."""
         import_pyarrow()

@@ -176,12 +176,16 @@ class Capture(Entries, Analysed):
         of_many = len(self._pieces) > 1 or self.path.is_dir()
         return not of_many or last[0].reason != controls.EndReason.ROTATED
 
-    def table(self, names: Sequence[str] | None = None) -> Any:
-        """Columns of all entries (by default all columns) as a pyarrow.Table in memory.
+    def table(self, names: str | Sequence[str] | None = None) -> Any:
+        """A table of the capture by its name ("connections"), see Analysed.named_table(); or
+        columns of all entries (by default all columns) as a pyarrow.Table in memory.
 
-        The time is a timestamp[ns, UTC], text is a dictionary of strings, other raw bytes are
-        fixed-size binary. Raises UsageError for a missing column, and if pyarrow is missing.
+        Of entries the time is a timestamp[ns, UTC], text is a dictionary of strings, other raw
+        bytes are fixed-size binary. Raises UsageError for a missing column, and if pyarrow is
+        missing.
         """
+        if isinstance(names, str):
+            return self.named_table(names)
         return build_table(self, self.names if names is None else names)
 
     def for_export(

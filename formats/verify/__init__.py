@@ -12,10 +12,11 @@ from tcpkmon.formats.verify.magnet.repair import repair_magnet
 from tcpkmon.formats.verify.psc.check import verify_capture, verify_file
 from tcpkmon.formats.verify.psc.cut import cut_file
 from tcpkmon.formats.verify.psc.repair import repair_file
-from tcpkmon.formats.verify.report import DOES_NOT_ADD_UP, Missed, Problem, Report, Row
+from tcpkmon.formats.verify.report import CAUSES, DOES_NOT_ADD_UP, Missed, Problem, Report, Row
 from tcpkmon.formats.verify.table import make_console, print_report
 
 __all__ = [
+    "CAUSES",
     "DOES_NOT_ADD_UP",
     "Missed",
     "Problem",

@@ -377,6 +377,30 @@ def why(data: bytes) -> None:
             assert row.certain_ns <= sum(row.limit_ns.values())
 
 
+def tables(data: bytes) -> None:
+    """Each table is as it is declared; a notebook's page has no tag of the file's."""
+    from tcpkmon.formats.commands.sql import command
+    from tcpkmon.formats.tables import Opened, as_html, views_of
+
+    path = _stored(data)
+    name = _pick(data, ("snapshots", "connections", "intervals", "ledger", "proof", "SCHEDIN"))
+    options = _pick(data[::-1], (("--tables",), (f"select * from {name}", "--format", "json"),
+                                 (f"select * from {name}", "--format", "csv")))  # fmt: skip
+    ask(command, path, *options).check((READ, REFUSED, LOST, DAMAGED))
+    with suppress(TcpkmonError):
+        opened = Opened.of([path])
+        with opened.reader:
+            for view in views_of(opened).values():
+                with suppress(TcpkmonError):
+                    for table in view.tables(opened):
+                        table.validate(full=True)
+            page = as_html(opened)
+            assert {*re.findall(r"<(\w+)", page)} <= {
+                "div", "p", "b", "table", "caption", "thead", "tbody", "tr", "th", "td", "code",
+                "br", "span",
+            }  # fmt: skip
+
+
 def host(data: bytes) -> None:
     """The commands of HP-UX and UBC."""
     from tcpkmon.formats.commands import condense, translate
@@ -911,6 +935,9 @@ TARGETS = {
     "disk": Target("klogger", 20, disk),
     "calls": Target("klogger", 20, calls),
     "why-klogger": Target("klogger", 10, why),
+    "tables-psc": Target("psc", 5, tables),
+    "tables-klogger": Target("klogger", 5, tables),
+    "tables-magnet": Target("magnet", 5, tables),
     "why-psc": Target("psc", 20, why),
     "span": Target("psc", 20, span),
     "schema": Target("schema", 200, schema),

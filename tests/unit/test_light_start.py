@@ -18,6 +18,7 @@ HEAVY = {
     "tcpkmon.formats.klogger",
     "tcpkmon.formats.lines",
     "tcpkmon.formats.pmgraph",
+    "tcpkmon.formats.tables",
     "tcpkmon.formats.verify",
 }  # fmt: skip
 PROGRAM = """

@@ -42,6 +42,7 @@ ROOMS = {
     "formats": (
         ("commands",),
         ("history",),
+        ("tables",),
         ("export",),
         ("timeline",),
         ("analysis", "pmgraph"),

@@ -14,10 +14,11 @@ from tcpkmon.formats.analysis.latency.measure import Latency
 from tcpkmon.formats.analysis.latency.picture import draw_latency
 from tcpkmon.formats.analysis.latency.report import Report, as_json, find_flows, make_report
 from tcpkmon.formats.analysis.latency.summary import Summary
-from tcpkmon.formats.analysis.latency.tables import Ranges
+from tcpkmon.formats.analysis.latency.survey import find_fields
+from tcpkmon.formats.analysis.latency.tables import COLUMNS, PART_COLUMNS, Ranges, make_table
 from tcpkmon.formats.analysis.latency.text import print_latency
 
 __all__ = [
-    "Latency", "Ranges", "Report", "Summary", "as_json", "draw_latency", "find_flows",
-    "make_report", "print_latency",
+    "COLUMNS", "PART_COLUMNS", "Latency", "Ranges", "Report", "Summary", "as_json", "draw_latency",
+    "find_fields", "find_flows", "make_report", "make_table", "print_latency",
 ]  # fmt: skip

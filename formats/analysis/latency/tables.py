@@ -23,7 +23,8 @@ COLUMNS = {
     "tcp": "t_tcp", "complete": "t_complete", "inorder": "t_inorder", "read": "t_read",
 }  # fmt: skip
 """The columns of the times."""
-_NAMES = {"hole": "hol_us"}
+PART_COLUMNS = {name: "hol_us" if name == "hole" else f"{name}_us" for name in PARTS}
+"""Those of the parts."""
 _LOW = (1 << 32) - 1
 
 
@@ -75,7 +76,7 @@ def make_table(some: Measured, survey: Survey) -> Any:
         arrays[column] = numbers(ranges.times[name], ranges.times[name] >= 0)
     for name in PARTS:
         there = known & _has_part(some, name)
-        arrays[_NAMES.get(name, f"{name}_us")] = numbers(some.parts[name] / 1000, there)
+        arrays[PART_COLUMNS[name]] = numbers(some.parts[name] / 1000, there)
     arrays["retrans"] = numbers(ranges.sent_again, ranges.has_sender)
     arrays["certain"] = pyarrow.array(known)
     arrays["state"] = texts(some.state, [state.name.lower() for state in State])

@@ -65,15 +65,15 @@ bytes_sent | int | | unique_bytes_sent_a2b | c_bytes_uniq | new data
 bytes_acked | int | | | | data that the peer acknowledged
 bytes_received | int | | unique_bytes_sent_b2a | s_bytes_uniq | in order
 bytes_retrans | int? | | rexmt_data_bytes_a2b | c_bytes_retx | sent again; null if not recorded
-segs_out | int | segs_out | total_packets_a2b | c_pkts_all | segments sent
-segs_in | int | segs_in | total_packets_b2a | s_pkts_all | segments received
-data_segs_out | int | data_segs_out | actual_data_pkts_a2b | c_pkts_data | with data
-data_segs_in | int | data_segs_in | actual_data_pkts_b2a | s_pkts_data | with data
+segs_out | int | segs_out | total_packets_a2b | c_pkts_all | sent [segments]
+segs_in | int | segs_in | total_packets_b2a | s_pkts_all | received [segments]
+data_segs_out | int | data_segs_out | actual_data_pkts_a2b | c_pkts_data | with data [segments]
+data_segs_in | int | data_segs_in | actual_data_pkts_b2a | s_pkts_data | with data [segments]
 mss | int | | max_segm_size_a2b | c_mss_max | largest segment [bytes]
-goodput_mean | float | | throughput_a2b | | bytes/s in the larger direction
-goodput_p50 | float | | | | of times of 100 ms
-goodput_p99 | float | | | | of times of 100 ms
-goodput_max | float | | | | of times of 100 ms
+goodput_mean | float | | throughput_a2b | | in the larger direction [bytes/s]
+goodput_p50 | float | | | | of times of 100 ms [bytes/s]
+goodput_p99 | float | | | | of times of 100 ms [bytes/s]
+goodput_max | float | | | | of times of 100 ms [bytes/s]
 min_rtt_us | int? | | RTT_min_a2b | c_rtt_min | the kernel's, over its window
 srtt_min_us | int? | | | | smoothed round-trip time
 srtt_p50_us | float? | | | | of its records, within 6 %
@@ -83,7 +83,7 @@ srtt_max_us | int? | | | |
 late_ack_us | float | | | | time of ACKs that came 10 ms and more after what the path takes
 queue_p95_us | float? | | | | of its records, what srtt_us has more than min_rtt_us, within 6 %
 bloat | bool | | | | the p95 is above 1 ms and twice min_rtt_us
-retransmissions | int | | rexmt_data_pkts_a2b | c_pkts_retx | segments sent again, of all causes
+retransmissions | int | | rexmt_data_pkts_a2b | c_pkts_retx | sent again, of all causes [segments]
 retrans_ratio | float? | | | | bytes_retrans by bytes_sent
 retrans_rto | int | | | c_pkts_rto | segments: after a timeout
 retrans_fast | int | | | c_pkts_fs | segments: in recovery
@@ -94,7 +94,7 @@ rto_count | int | | | | timeouts
 rto_unanswered | int | | | | timeouts in a row of what was never acknowledged, at the end
 rto_unanswered_us | float | | | | for how long, since the first of them
 rto_bytes | int | | | | segment that was last sent again after a timeout [bytes]
-acked_most | int | | | | most bytes that one ACK acknowledged
+acked_most | int | | | | most bytes that one ACK acknowledged [bytes]
 silent_us | float | | | | from the last segment that arrived to the end
 quiet_us | float | | | | times of 200 ms (or four round trips) and more without data
 loss_probes | int | | | | timers of the loss probe
@@ -102,25 +102,25 @@ reo_timeouts | int | | | | timers of RACK's reordering
 zero_window_probes | int | | zwnd_probe_pkts_a2b | | timers of the window probe
 dsack_dups | int | dsack_dups | dsack_pkts_sent_b2a | | spurious: duplicates that the peer reported
 undo_count | int | | | | reductions of the window undone (record CWND_UNDO)
-reordering_max | int | reordering | | c_pkts_ooo | segments that the sender allows for
+reordering_max | int | reordering | | c_pkts_ooo | that the sender allows for [segments]
 delivered_ce_ratio | float? | delivered_ce | | | segments with a congestion mark
 rcv_ooopack | int | rcv_ooopack | outoforder_pkts_b2a | s_pkts_ooo | received out of order
 rcvq_full | int | | | | dropped for lack of receive memory
 cwnd_min | int? | | | | congestion window [segments]
 cwnd_max | int | | | | congestion window [segments]
 ssthresh_min | int? | | | | slow start threshold [segments]
-ssthresh_max | int | | | | 2147483647: infinite
-snd_wnd_min | int? | | min_win_adv_b2a | | the peer's window, without 0
-snd_wnd_max | int | | max_win_adv_b2a | s_win_max | the peer's window
-snd_wnd_fall | int | | | | by how much it fell below its largest so far: the peer had not read that
+ssthresh_max | int | | | | 2147483647: infinite [segments]
+snd_wnd_min | int? | | min_win_adv_b2a | | the peer's window, without 0 [bytes]
+snd_wnd_max | int | | max_win_adv_b2a | s_win_max | the peer's window [bytes]
+snd_wnd_fall | int | | | | what it fell below its largest so far: the peer had not read it [bytes]
 snd_wnd_low_us | float | | | | time in which it was below half of its largest so far, or 0
 snd_wscale | int | snd_wscale | | | bits by which the peer scales its window; 0: at most 65535 bytes
-rcv_wnd_min | int? | | min_win_adv_a2b | | this host's, without 0
-rcv_wnd_max | int | | max_win_adv_a2b | c_win_max | this host's window
+rcv_wnd_min | int? | | min_win_adv_a2b | | this host's, without 0 [bytes]
+rcv_wnd_max | int | | max_win_adv_a2b | c_win_max | this host's window [bytes]
 rcv_wscale | int | rcv_wscale | | | bits by which this host scales its own
-rcvbuf | int | | | | receive buffer's largest limit
-sndbuf | int | | | | send buffer's largest limit
-reader_behind_max | int | | | | bytes that waited for the reader
+rcvbuf | int | | | | receive buffer's largest limit [bytes]
+sndbuf | int | | | | send buffer's largest limit [bytes]
+reader_behind_max | int | | | | bytes that waited for the reader [bytes]
 zero_window_count | int | | zero_win_adv_b2a | s_win_0 | times that the peer's window closed
 """
 _TAIL = """
@@ -172,12 +172,12 @@ bytes_acked | int | | | | acknowledged by the peer
 bytes_received | int | | | | in order
 records | int | | | | that ended in it
 cwnd_end | int | | | | congestion window at its end [segments]
-inflight_end | int | | | | segments in the network
+inflight_end | int | | | | in the network [segments]
 snd_wnd_end | int | | | | the peer's window [bytes]
 notsent_end | int | | | | written and not sent [bytes]
 srtt_end_us | int | | | | smoothed round-trip time
 mss | int | | | | [bytes]
-pacing_rate | float | | | | [bytes/s]; infinite: not paced
+pacing_rate | float | | | | infinite: not paced [bytes/s]
 ca_state | int | | | | congestion state
 lost_records | int | | | | missing in the capture in it
 certain_us | float | | | | of its time, what is certain

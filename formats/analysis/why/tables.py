@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -43,6 +43,12 @@ def intervals(capture: Capture) -> Table:
         for rows in cut(source.read()):
             found.add(rows)
     return found.table()
+
+
+def interval_tables(source: Source) -> Iterator[Table]:
+    """The table intervals in pieces, in bounded memory: those that ended in a piece of the file."""
+    for rows in cut(source.read()):
+        yield intervals_table(rows.__getitem__)
 
 
 def tables(capture: Capture, with_intervals: bool = True) -> tuple[Table, Table]:

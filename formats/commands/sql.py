@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tcpkmon sql FILE... 'select ...'`: asks captures in SQL, by DuckDB."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.files import already_there
+from tcpkmon.formats.base.reader import complaints_of
+from tcpkmon.formats.commands.proof import exit_code
+
+if TYPE_CHECKING:
+    from tcpkmon.formats.tables import Query
+
+_FORMS = ("table", "csv", "json", "parquet", "arrow")
+
+
+@click.command("sql")
+@click.argument("words", metavar="FILE... QUERY", nargs=-1, required=True)
+@click.option("--tables", is_flag=True,
+              help="List the tables of FILE, with columns, types, units and meanings. No QUERY.")
+@click.option("--format", "form", type=click.Choice(_FORMS),
+              help="Default: that of the ending of OUT, else table. json: an object a line.")
+@click.option("-o", "--output", metavar="OUT", type=click.Path(readable=False, path_type=Path),
+              help="Write to this file.")
+@click.option("--force", is_flag=True, help="Replace OUT if it is there.")
+def command(
+    words: tuple[str, ...], tables: bool, form: str | None, output: Path | None, force: bool
+) -> int:
+    """Ask captures in SQL, as DuckDB understands it.
+
+    FILE is a capture of any format; segments of one are read as one, and of several the column
+    file has the name. Tables are snapshots, connections, intervals, requests, latency, ledger and
+    proof, as far as the capture has them, and one for each event of a log. What a query does not
+    name is not read. It can read and write no other file. Exit code 3: records were lost, or the
+    end is unknown; 5: a capture is damaged.
+
+    \b
+    tcpkmon sql run.pm 'select main_limit, sum(bytes_sent) from connections group by 1'
+    tcpkmon sql run.pm --tables
+    """
+    *names, query = words if not tables else (*words, "")
+    files = tuple(Path(name) for name in names)
+    if not files:
+        raise UsageError("a file and a query are needed, and one of them is there",
+                         "tcpkmon sql run.pm 'select * from connections', or --tables")  # fmt: skip
+    if not tables and Path(query).exists():
+        raise UsageError(f"there is no query behind the file {query}",
+                         "add 'select * from connections', or --tables")  # fmt: skip
+    from tcpkmon.formats.analysis.why.writing import form_of
+    from tcpkmon.formats.tables import Query, write_answer
+
+    form = form_of(form, output)
+    if output is not None and output.exists():
+        if any(output.samefile(file) for file in files if file.exists()):
+            raise UsageError(f"-o {output} is the capture itself", "choose another name")
+        if not force:
+            raise already_there(output)
+    with Query(files) as asked:
+        if tables:
+            _list_tables(asked)
+            return 0
+        write_answer(asked.run(query), form, output, force)
+        return _told(asked) if asked.asked else 0
+
+
+def _told(asked: Query) -> int:
+    """Print what is missing in the captures; returns the exit code."""
+    code = 0
+    for opened in asked.opened():
+        with opened.reader:
+            for text in complaints_of(opened.reader):
+                say(f"tcpkmon sql: {opened.reader.path}: {for_terminal(text)}")
+            code = max(code, exit_code("tcpkmon sql", opened.reader, opened.paths))
+    return code
+
+
+def _list_tables(asked: Query) -> None:
+    for view in asked.views.values():
+        click.echo(f"{for_terminal(view.name)}: {view.text}")
+        width = max(len(for_terminal(one.name)) for one in view.columns)
+        for one in view.columns:
+            kind = one.type.partition("[")[0]
+            name, unit = for_terminal(one.name).ljust(width), for_terminal(one.unit)
+            click.echo(f"  {name}  {kind:9}  {unit:8}  {for_terminal(one.text)}".rstrip())
+        click.echo()

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables that a capture has, each read when somebody asks for it, and no other one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tcpkmon.formats.analysis import Log, exchanges, why
+from tcpkmon.formats.analysis.latency import Latency, find_fields, make_table
+from tcpkmon.formats.base.arrow import import_pyarrow
+from tcpkmon.formats.base.errors import DamagedError, UsageError
+from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.reader import Reader
+from tcpkmon.formats.klogger.logs import Logs
+from tcpkmon.formats.klogger.table import LogEvent
+from tcpkmon.formats.psc.reader import Capture
+from tcpkmon.formats.psc.tables import SNAPSHOT
+from tcpkmon.formats.registry import open_files
+from tcpkmon.formats.schema import suggest
+from tcpkmon.formats.tables.column import Column, conform, schema_of
+from tcpkmon.formats.tables.proof import ledger_of, proof_of, reports_of
+from tcpkmon.formats.tables.records import (
+    columns_of_capture,
+    columns_of_event,
+    read_capture,
+    read_event,
+)
+from tcpkmon.formats.tables.shipped import SHIPPED
+
+SNAPSHOTS = "snapshots"
+_NEEDS = {
+    SNAPSHOTS: "the schema tcp",
+    "connections": "the schema tcp with at least the default columns",
+    "intervals": "the schema tcp with at least the default columns",
+    "requests": "the schema tcp with --requests",
+    "latency": "the schema magnet: collect --latency",
+}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An open capture. paths: as they were named."""
+
+    paths: tuple[Path, ...]
+    reader: Reader
+
+    @classmethod
+    def of(cls, paths: Iterable[str | os.PathLike[str]]) -> Opened:
+        """Open it anew. FileError, DamagedError; UsageError for files of several captures."""
+        found = tuple(Path(path) for path in paths)
+        return cls(found, open_files(*found))
+
+
+@dataclass(frozen=True)
+class View:
+    """A table of a capture. text: what a row is. columns: in their order.
+
+    read(opened, names): pyarrow.Tables that have these columns at least, in bounded memory.
+    """
+
+    name: str
+    text: str
+    columns: tuple[Column, ...]
+    read: Callable[[Opened, Sequence[str]], Iterator[Any]]
+
+    def tables(self, opened: Opened, names: Sequence[str] | None = None) -> Iterator[Any]:
+        """The table in pieces, with these columns (all of them): pyarrow.Tables of one schema."""
+        wanted = {column.name: column for column in self.columns}
+        if names is not None:
+            wanted = {name: wanted[name] for name in names}
+        for table in self.read(opened, list(wanted)):
+            yield conform(table, list(wanted.values()))
+
+
+def views_of(opened: Opened) -> dict[str, View]:
+    """The tables that a capture has, by name. This reads no record."""
+    reader, found = opened.reader, []
+    if isinstance(reader, Capture):
+        found.append(View(SNAPSHOTS, "a row for each record", columns_of_capture(reader),
+                          lambda opened, names: read_capture(_capture(opened), names)))  # fmt: skip
+    read = {"ledger": _read_ledger, "proof": _read_proof, **_analyses(reader)}
+    found += [View(name, *SHIPPED[name], read[name]) for name in SHIPPED if name in read]
+    if isinstance(reader, Logs):
+        found += _events(reader)
+        found.sort(key=lambda view: view.name != SNAPSHOTS)
+    views: dict[str, View] = {}
+    for view in found:  # a name that SQL cannot tell from one before is not there
+        views.setdefault(view.name.lower(), view)
+    return {view.name: view for view in views.values()}
+
+
+def table_of(opened: Opened, name: str) -> Any:
+    """A whole table of a capture as a pyarrow.Table. UsageError for one that it lacks."""
+    view = find_view(views_of(opened), name, str(opened.reader.path))
+    tables = list(view.tables(opened))
+    return import_pyarrow().concat_tables([schema_of(view.columns).empty_table(), *tables])
+
+
+def find_view(views: dict[str, View], name: str, of: str) -> View:
+    """The view of this name, in any case of its letters; UsageError that says which there are."""
+    by_name = {known.lower(): view for known, view in views.items()}
+    if (found := by_name.get(name.lower())) is None:
+        needs = f", which needs {_NEEDS[name]}" if name in _NEEDS else suggest(name, views)
+        there = ", ".join(for_terminal(known) for known in views)
+        raise UsageError(f"{of} has no table {name!r}{needs}", f"it has {there}")
+    return found
+
+
+def _analyses(reader: Reader) -> dict[str, Callable[[Opened, Sequence[str]], Iterator[Any]]]:
+    """What is computed from the records, as far as they tell enough."""
+    found: dict[str, Callable[[Opened, Sequence[str]], Iterator[Any]]] = {}
+    with suppress(UsageError), why.Source(reader) as source:
+        found = {"connections": _read_connections, "intervals": _read_intervals}
+        if exchanges.make_cutter(source) is not None:
+            found["requests"] = _read_requests
+    if isinstance(reader, Logs):
+        with suppress(UsageError, DamagedError):
+            find_fields(reader.format)
+            found["latency"] = _read_latency
+    return found
+
+
+def _events(logs: Logs) -> Iterator[View]:
+    events = {event.name: event for reader in logs.readers for event in reader.format.events}
+    for event in events.values():
+        columns = columns_of_event(logs.format, event)
+        name = SNAPSHOTS if event.name == SNAPSHOT else event.name
+        yield View(name, f"a row for each record {event.name}", columns, _reading(event))
+
+
+def _reading(event: LogEvent) -> Callable[[Opened, Sequence[str]], Iterator[Any]]:
+    return lambda opened, names: read_event(_logs(opened), event)
+
+
+def _capture(opened: Opened) -> Capture:
+    assert isinstance(opened.reader, Capture)
+    return opened.reader
+
+
+def _logs(opened: Opened) -> Logs:
+    assert isinstance(opened.reader, Logs)
+    return opened.reader
+
+
+def _read_connections(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
+    yield why.as_arrow(why.connections(opened.reader))
+
+
+def _read_intervals(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
+    with why.Source(opened.reader) as source:
+        for table in why.interval_tables(source):
+            yield why.as_arrow(table)
+
+
+def _read_requests(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
+    yield exchanges.as_arrow(exchanges.exchanges(opened.reader))
+
+
+def _read_latency(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
+    latency = Latency(Log(_logs(opened).readers))
+    for some in latency:
+        yield make_table(some, latency.survey)
+
+
+def _read_ledger(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
+    yield ledger_of(reports_of(opened.paths))
+
+
+def _read_proof(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
+    yield proof_of(reports_of(opened.paths))
