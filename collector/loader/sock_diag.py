@@ -92,7 +92,6 @@ class Connection:
     """Name of the algorithm."""
     mark: int
     cgroup: int
-    """Its id; 0 where the kernel does not tell."""
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, int]]:
@@ -274,9 +273,8 @@ def _receive(wire: socket.socket) -> Iterator[Answer]:
             yield data, offsets
 
 
-def _parse(
-    data: bytes, offset: int, netns: int, pids: dict[int, int], every: bool = False
-) -> Connection | None:
+def _parse(data: bytes, offset: int, netns: int, pids: dict[int, int], every: bool = False
+) -> Connection | None:  # fmt: skip
     """A message's connection. every: not only full sockets."""
     (length,) = struct.unpack_from("=I", data, offset)
     end = offset + length
