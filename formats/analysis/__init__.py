@@ -30,6 +30,7 @@ __all__ = [
     "Sleeping",
     "Stall",
     "Statistics",
+    "beside",
     "check",
     "collapse_stacks",
     "count_samples",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.files import create_file
-from tcpkmon.formats.base.reader import Records
+from tcpkmon.formats.base.reader import Reader, Records
 
 
 def _write_text(form: str, records: Records, output: Path | None, force: bool) -> None:
@@ -41,6 +41,12 @@ def _write_tables(form: str, records: Records, output: Path | None, force: bool)
     table_folder.write_folder(records, form, output, is_file, force)
 
 
+def _write_pcapng(reader: Reader, output: Path | None, force: bool) -> None:
+    from tcpkmon.formats.export import pcapng
+
+    pcapng.write(reader, output, force)
+
+
 FORMS: dict[str, Callable[[Records, Path | None, bool], None]] = {
     "parquet": functools.partial(_write_tables, "parquet"),
     "arrow": functools.partial(_write_tables, "arrow"),
@@ -56,6 +62,10 @@ Without an output file it writes to stdout. With force it replaces a file. It ra
 FileError. A new form is a new line here.
 """
 
+WHOLE: dict[str, Callable[[Reader, Path | None, bool], None]] = {"pcapng": _write_pcapng}
+"""The forms that are made of a whole capture, whose columns nobody chooses: as FORMS, with the
+capture's reader."""
+
 TABLES = ("parquet", "arrow")
 """The forms that pyarrow writes. They cannot go to stdout."""
 
@@ -67,5 +77,6 @@ ENDINGS = {
     ".json": "json",
     ".jsonl": "json",
     ".ndjson": "json",
+    ".pcapng": "pcapng",
 }
 """The form for each ending of a file name."""

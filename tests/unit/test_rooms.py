@@ -42,13 +42,14 @@ ROOMS = {
     "formats": (
         ("commands",),
         ("history",),
-        ("analysis", "export", "pmgraph"),
+        ("export", "pmgraph"),
+        ("analysis",),
         ("registry",),
         ("verify",),
         ("magnet",),
         ("klogger", "psc"),
         ("conditions",),
-        ("drawing", "lines", "schema"),
+        ("drawing", "lines", "packets", "schema"),
         ("base",),
     ),
 }
