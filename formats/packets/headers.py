@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,17 @@ class Segments:
     ack: Array
     length: Array
     flags: Array
+
+    def take(self, at: Array | slice) -> Segments:
+        """Those of some packets."""
+        return Segments(*(getattr(self, one.name)[at] for one in fields(self)))
+
+    def joined(self, more: Segments) -> Segments:
+        """These, then others."""
+        return Segments(*(
+            np.concatenate([getattr(self, one.name), getattr(more, one.name)])
+            for one in fields(self)
+        ))  # fmt: skip
 
 
 class _Rows:

@@ -52,36 +52,37 @@ class Block:
 class Batch:
     """Some blocks in file order, and what is known of the n packets among them.
 
-    starts: where the bytes of each packet are in `data`. captured, lengths: (n,) bytes, in the file
-    and on the wire. times_ns: (n,) since the epoch. links: (n,) link types.
+    columns() has, (n,) each: starts, where the bytes of a packet are in `data`; captured, lengths:
+    bytes, of these and on the wire; times_ns, since the epoch; links, link types; numbers of packets
+    in the file, from 1, as Wireshark counts them.
     """
 
     blocks: list[Block] = field(default_factory=list)
-    rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    rows: list[tuple[int, ...]] = field(default_factory=list)
     data: bytearray = field(default_factory=bytearray)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """starts, captured, lengths, times_ns, links."""
-        found = np.array(self.rows, np.int64).reshape(-1, 5).T
-        return dict(zip(("starts", "captured", "lengths", "times_ns", "links"), found, strict=True))
+        found = np.array(self.rows, np.int64).reshape(-1, len(_COLUMNS)).T
+        return dict(zip(_COLUMNS, found, strict=True))
 
 
+_COLUMNS = ("starts", "captured", "lengths", "times_ns", "links", "numbers")
 _TIME_MOST = (1 << 62) - 1
 
 
 class PacketFile(InputFile):
     """A pcapng or pcap file. Raises FileError for another file, DamagedError in batches().
 
-    undated: packets without a time (simple packet blocks). cut: where the file ends in a block,
+    count: packets so far. undated: those without a time (simple packet blocks). cut: where the file ends in a block,
     None: it does not.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
-        self.undated = 0
+        self.count = self.undated = 0
         self.cut: int | None = None
         self._interfaces: list[Interface] = []
         self._order = "<"
@@ -167,6 +168,7 @@ class PacketFile(InputFile):
                 raise self._damage(f"a section with more than {MOST_INTERFACES:,} interfaces")
         elif kind == blocks.SIMPLE:
             self.undated += 1
+            self.count += 1
         return Block(raw, order=order)
 
     def _packet(self, kind: int, raw: bytes, batch: Batch) -> Block:
@@ -186,13 +188,13 @@ class PacketFile(InputFile):
         time_ns = (seconds + where.offset_s) * 1_000_000_000 + rest * 1_000_000_000 // where.units
         return self._add(batch, raw, captured, length, time_ns, where.link, order)
 
-    @staticmethod
-    def _add(batch: Batch, raw: bytes, captured: int, length: int, time_ns: int, link: int,
+    def _add(self, batch: Batch, raw: bytes, captured: int, length: int, time_ns: int, link: int,
              order: str) -> Block:  # fmt: skip
         time_ns = max(-_TIME_MOST, min(time_ns, _TIME_MOST))
         start = len(batch.data)
+        self.count += 1
         batch.data += raw[_FIXED : _FIXED + min(captured, KEPT)]
-        batch.rows.append((start, min(captured, KEPT), length, time_ns, link))
+        batch.rows.append((start, min(captured, KEPT), length, time_ns, link, self.count))
         return Block(raw, len(batch.rows) - 1, captured + -captured % 4, order)
 
     def _interface(self, raw: bytes) -> Interface:
