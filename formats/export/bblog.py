@@ -21,7 +21,8 @@ from tcpkmon.formats.packets import CUSTOM, block, option, text_option
 VENDOR = 10949
 _EVENT, _SKIP = 1, 2
 _OPTION = 2989
-_VERSION, _TCPINFO, _STACK = 1, 2, 6
+_VERSION, _TCPINFO, _DUMPINFO, _STACK = 1, 2, 4, 6
+_DUMPINFO_BYTES = 208
 _LOG_VERSION = 9
 _COMMENT, _END = 1, bytes(4)
 _MOST = (1 << 32) - 1
@@ -103,8 +104,13 @@ def custom(kind: int, value: bytes) -> bytes:
     return option(_OPTION, struct.pack("<II", VENDOR, kind) + value)
 
 
-HEAD = custom(_VERSION, struct.pack("<I", _LOG_VERSION)) + custom(_STACK, b"\0Linux\0")
-"""Options of the section: the log's version, the number and the name of the stack."""
+HEAD = (
+    custom(_VERSION, struct.pack("<I", _LOG_VERSION))
+    + custom(_DUMPINFO, struct.pack("<I", _LOG_VERSION).ljust(_DUMPINFO_BYTES, b"\0"))
+    + custom(_STACK, b"\0Linux\0")
+)
+"""Options of the section: the log's version, what is added to its times (nothing), the number and
+the name of the stack."""
 
 INFO_HEAD = custom(_TCPINFO, bytes(TCPINFO.itemsize))[: -TCPINFO.itemsize]
 """What stands before a record in its option, which needs no padding."""

@@ -61,14 +61,25 @@ def _blocks(source: Source) -> Iterator[bytes]:
     has_transmit = source.locations() is not None and source.records("TRANSMIT")
     about = source.about()
     comments = "\n".join(_limits(source, has_transmit))
-    yield section("tcpkmon", for_terminal(str(about.get("host", ""))), [comments], bblog.HEAD)
-    interfaces: dict[int, int] = {}
+    head = section("tcpkmon", for_terminal(str(about.get("host", ""))), [comments], bblog.HEAD)
+    # All at the beginning: before the first one, Wireshark 4.0 shows no event.
+    of_packets = [
+        where for where in _DIRECTIONS if not (where == _RETRANSMIT and has_transmit)
+        and source.records(LOCATIONS[where])
+    ]  # fmt: skip
+    interfaces = {where: number for number, where in enumerate(of_packets)}
+    yield head + b"".join(map(_interface, of_packets))
     lost = 0
     for piece in rows:
         yield b"".join(_piece(piece, interfaces, lost, has_transmit))
         lost = int(piece.lost[-1])
     if source.placed > lost:
         yield bblog.skip(source.placed - lost)
+
+
+def _interface(where: int) -> bytes:
+    name = LOCATIONS[where]
+    return interface(RAW_IP, name, f"tcpkmon: records of the location {name}")
 
 
 def _limits(source: Source, has_transmit: bool) -> Iterator[str]:
@@ -120,8 +131,7 @@ def _piece(
             continue
         if where not in interfaces:
             interfaces[where] = len(interfaces)
-            name = LOCATIONS[where]
-            yield interface(RAW_IP, name, f"tcpkmon: records of the location {name}")
+            yield _interface(where)
         options = b"".join(
             (text_option(_COMMENT, text), flags[way], bblog.INFO_HEAD, record, _END)
         )  # fmt: skip

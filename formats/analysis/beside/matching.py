@@ -77,13 +77,13 @@ def match(
     mine = np.flatnonzero(pairs >= 0)
     if rows is None or not len(mine):
         return found
-    side = _side_of(window, is_out, has_transmit)
+    following = _following(rows["conn_id"])
+    side = _side_of(window, is_out, has_transmit, following)
     mine = mine[np.argsort(times_ns[mine], kind="stable")]
     has_ack = is_out or "seg_ack" in rows.columns
-    _same(window, side, segments, times_ns, pairs, mine, is_out, has_ack, found)
+    _same(window, side, segments, times_ns, pairs, mine, is_out, found)
     left = mine[found.kind[mine] == NONE]
     _parts(window, side, segments, times_ns, pairs, left, is_out, has_ack, found)
-    following = _following(rows["conn_id"])
     known = np.flatnonzero(found.before >= 0)
     found.after[known] = following[found.before[known]]
     left = mine[found.kind[mine] == NONE]
@@ -91,12 +91,17 @@ def match(
     return found
 
 
-def _side_of(window: Window, is_out: bool, has_transmit: bool) -> _Side:
+def _side_of(window: Window, is_out: bool, has_transmit: bool, following: Array) -> _Side:
     rows = window.rows
     assert rows is not None
     wanted = ((TRANSMIT if has_transmit else RETRANSMIT),) if is_out else ARRIVED
     at = np.flatnonzero(np.isin(rows["location"], wanted))
-    ack = rows["rcv_nxt"] if is_out else rows.columns.get("seg_ack", rows["rcv_nxt"])
+    if is_out:
+        ack = rows["rcv_nxt"]
+    elif "seg_ack" in rows.columns:
+        ack = rows["seg_ack"]
+    else:  # what the next record says that it acknowledged
+        ack = rows["snd_una"][np.where(following >= 0, following, np.arange(len(rows)))]
     flags = rows["seg_flags"][at].astype(np.int64)
     # A segment that never says what arrived has none.
     acks = np.where(flags & _ACK > 0, ack[at].astype(np.int64), 0)
@@ -113,7 +118,7 @@ def _keys(pair: Array, seq: Array, ack: Array, length: Array, flags: Array) -> l
 
 def _same(
     window: Window, side: _Side, segments: Segments, times_ns: Array, pairs: Array, mine: Array,
-    is_out: bool, has_ack: bool, found: Matches,
+    is_out: bool, found: Matches,
 ) -> None:  # fmt: skip
     """Packets that are the segment of a record, one of each: those of the same segment in order.
 
@@ -122,11 +127,9 @@ def _same(
     """
     free = np.flatnonzero(~window.used[side.at])
     free = free[np.argsort(side.times_ns[free], kind="stable")]
-    none = np.zeros(len(side.at), np.int64)
-    records = _keys(side.pair[free], side.seq[free], (side.ack if has_ack else none)[free],
-                    side.length[free], side.flags[free])  # fmt: skip
-    acks = _acks(segments) if has_ack else np.zeros(len(times_ns), np.int64)
-    packets = _keys(pairs[mine], segments.seq[mine], acks[mine], segments.length[mine],
+    records = _keys(side.pair[free], side.seq[free], side.ack[free], side.length[free],
+                    side.flags[free])  # fmt: skip
+    packets = _keys(pairs[mine], segments.seq[mine], _acks(segments)[mine], segments.length[mine],
                     segments.flags[mine])  # fmt: skip
     ends = (records, side.times_ns[free].tolist()), (packets, times_ns[mine].tolist())
     taken = np.array(_take(*(ends if is_out else ends[::-1])), np.int64).reshape(-1, 2)
