@@ -62,7 +62,9 @@ def command(
         raise UsageError("--columns names none", "tcpkmon columns lists them")
     file = files[0]
     if form in WHOLE and (names is not None or sort is not None):
-        raise UsageError(f"{form} has columns and an order of its own", "leave out --columns and --sort")
+        raise UsageError(
+            f"{form} has columns and an order of its own", "leave out --columns and --sort"
+        )
     with tcpkmon.open(*files) as reader:
         if output is not None and output.exists() and any(map(output.samefile, files)):
             raise UsageError(f"-o {output} is the capture itself", "choose another name")

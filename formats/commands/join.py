@@ -147,4 +147,4 @@ def _told(join: Join, capture: Any) -> Iterator[str]:
     if capture.undated:
         yield f"{capture.undated:,} packets have no time, and stay as they are"
     if join.late:
-        yield f"{join.late:,} packets stand after much later ones: mergecap or reordercap sorts them"
+        yield f"{join.late:,} packets stand after much later ones: reordercap sorts them"

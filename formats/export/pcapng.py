@@ -23,7 +23,16 @@ from tcpkmon.formats.base.files import create_file
 from tcpkmon.formats.base.reader import Reader
 from tcpkmon.formats.base.text import address_of
 from tcpkmon.formats.export import bblog
-from tcpkmon.formats.packets import IN, OUT, RAW_IP, enhanced, interface, option, section, text_option
+from tcpkmon.formats.packets import (
+    IN,
+    OUT,
+    RAW_IP,
+    enhanced,
+    interface,
+    option,
+    section,
+    text_option,
+)
 
 _RETRANSMIT, _TRANSMIT = 2, 19
 _DIRECTIONS = {1: IN, 21: IN, _RETRANSMIT: OUT, _TRANSMIT: OUT}
@@ -45,7 +54,7 @@ def write(reader: Reader, output: Path | None, force: bool) -> None:
                 _copy(first, blocks, out)
             return
         if sys.stdout.isatty():
-            raise UsageError("pcapng is not for a terminal", "name a file with -o, or pipe it: | tshark -r -")
+            raise UsageError("pcapng is not for a terminal", "name a file with -o, or pipe it")
         _copy(first, blocks, sys.stdout.buffer)
         sys.stdout.buffer.flush()
 
@@ -97,11 +106,11 @@ def _limits(source: Source, has_transmit: bool) -> Iterator[str]:
         yield ("Received segments lack ACK: the capture has no column seg_ack (collect --columns "
                "full). ")  # fmt: skip
     if "rcv_wscale" not in source.known:
-        yield ("The window of sent segments is 0xffff where it is larger: the capture has no column "
-               "rcv_wscale (collect --columns all). SYN segments have no options.")  # fmt: skip
+        yield ("The window of sent segments is 0xffff where it is larger: the capture has no "
+               "column rcv_wscale (collect --columns all). SYN segments have no options.")  # fmt: skip
     yield ("Windows of received segments are those before the segment. Segments of handshakes that "
-           "arrive, SYN-ACK, TIME-WAIT and resets have no snapshot with a segment. ECN bits of sent "
-           "segments are not known.")  # fmt: skip
+           "arrive, SYN-ACK, TIME-WAIT and resets have no snapshot with a segment. ECN bits of "
+           "sent segments are not known.")  # fmt: skip
     yield "Skip blocks stand where records were lost; their number is exact, their content unknown."
 
 
@@ -119,8 +128,8 @@ def _piece(
     ends = _Ends()
     flags = {one: option(_FLAGS, bytes([one, 0, 0, 0])) for one in (IN, OUT)}
     listed = zip(
-        location.tolist(), direction.tolist(), is_packet.tolist(), rows.real_ns.tolist(), gaps.tolist(),
-        lengths.tolist(), texts, packets, strict=True,
+        location.tolist(), direction.tolist(), is_packet.tolist(), rows.real_ns.tolist(),
+        gaps.tolist(), lengths.tolist(), texts, packets, strict=True,
     )  # fmt: skip
     for at, (where, way, sent, time, gap, length, text, packet) in enumerate(listed):
         if gap > 0:
@@ -178,7 +187,8 @@ def _packets(rows: Rows, direction: NDArray[Any]) -> tuple[list[bytes], NDArray[
         np.frombuffer(np.ascontiguousarray(rows[name]).tobytes(), np.uint8).reshape(count, 16)
         for name in ("laddr", "raddr")
     )
-    source, target = (np.where(is_out[:, None], *pair) for pair in ((local, remote), (remote, local)))
+    source = np.where(is_out[:, None], local, remote)
+    target = np.where(is_out[:, None], remote, local)
     tcp, size = _tcp(rows, is_out)
     payload = rows["seg_len"].astype(np.int64)
     is_ip4 = (local[:, :12] == _MAPPED).all(axis=1) & (remote[:, :12] == _MAPPED).all(axis=1)
@@ -232,7 +242,8 @@ def _tcp(rows: Rows, is_out: NDArray[np.bool_]) -> tuple[NDArray[np.uint8], NDAr
         _be(rows["seg_seq"], 4), _be(ack, 4), _be(size // 4 << 4, 1), _be(flags, 1),
         _be(np.minimum(window, _MOST_WINDOW), 2), _be(np.zeros(count), 4),
         fixed + np.uint8(2), fixed + np.uint8(4), _be(mss, 2),
-        fixed + np.uint8(1), fixed + np.uint8(3), fixed + np.uint8(3), _be(np.minimum(scale, 14), 1),
+        fixed + np.uint8(1), fixed + np.uint8(3), fixed + np.uint8(3),
+        _be(np.minimum(scale, 14), 1),
     ]  # fmt: skip
     return np.concatenate(parts, axis=1), size.astype(np.int64)
 

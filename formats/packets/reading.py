@@ -53,8 +53,8 @@ class Batch:
     """Some blocks in file order, and what is known of the n packets among them.
 
     columns() has, (n,) each: starts, where the bytes of a packet are in `data`; captured, lengths:
-    bytes, of these and on the wire; times_ns, since the epoch; links, link types; numbers of packets
-    in the file, from 1, as Wireshark counts them.
+    bytes, of these and on the wire; times_ns, since the epoch; links, link types; numbers of
+    packets in the file, from 1, as Wireshark counts them.
     """
 
     blocks: list[Block] = field(default_factory=list)
@@ -76,8 +76,8 @@ _TIME_MOST = (1 << 62) - 1
 class PacketFile(InputFile):
     """A pcapng or pcap file. Raises FileError for another file, DamagedError in batches().
 
-    count: packets so far. undated: those without a time (simple packet blocks). cut: where the file ends in a block,
-    None: it does not.
+    count: packets so far. undated: those without a time (simple packet blocks). cut: where the file
+    ends in a block, None: it does not.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -93,7 +93,7 @@ def packet(
     source: tuple[str, int], target: tuple[str, int], seq: int, ack: int = 0, length: int = 0,
     flags: int = 16, tso: bool = False, options: int = 0,
 ) -> bytes:  # fmt: skip
-    """The headers of a segment, from IP on. tso: without a length. options: bytes of them in TCP."""
+    """The headers of a segment, from IP on. tso: without a length. options: bytes, in TCP."""
     ends = ipaddress.ip_address(source[0]).packed, ipaddress.ip_address(target[0]).packed
     tcp = struct.pack("!HHIIBBHHH", source[1], target[1], seq & 0xFFFFFFFF, ack & 0xFFFFFFFF,
                       (20 + options) // 4 << 4, flags, 1000, 0, 0) + b"\1" * options  # fmt: skip

@@ -36,7 +36,9 @@ def join(*words: object) -> int:
     return cli.run(command, ["join", *map(str, words)], "tcpkmon")
 
 
-def rows(folder: Path, records: list[dict[str, Any]], packets: bytes, **options: Any) -> list[dict[str, str]]:
+def rows(
+    folder: Path, records: list[dict[str, Any]], packets: bytes, **options: Any
+) -> list[dict[str, str]]:
     """The table of a capture and packets."""
     write(folder / "a.pm", records, **options)
     (folder / "in.pcapng").write_bytes(packets)
@@ -51,7 +53,8 @@ def pick(found: list[dict[str, str]], *names: str) -> list[tuple[str, ...]]:
 
 
 def received(ms: float, seq: int, ack: int, length: int = 0, **more: Any) -> dict[str, Any]:
-    return {"location": RECEIVED, "ms": ms, "seg_seq": seq, "seg_ack": ack, "seg_len": length, **more}
+    segment = {"seg_seq": seq, "seg_ack": ack, "seg_len": length}
+    return {"location": RECEIVED, "ms": ms, **segment, **more}
 
 
 def sent(ms: float, seq: int, length: int, **more: Any) -> dict[str, Any]:
@@ -99,7 +102,7 @@ def test_packets_the_kernel_joined_or_a_device_cut(tmp_path: Path) -> None:
 
 
 def test_of_two_same_packets_the_one_that_arrived(tmp_path: Path) -> None:
-    """The first was lost between the device and TCP (in), or TCP's first before the device (out)."""
+    """The first was lost between device and TCP (in), or TCP's first before the device (out)."""
     found = rows(tmp_path, [
         received(50, 9000, 1000, 500), sent(100, 1000, 700), sent(300, 1000, 700),
     ], pcapng(
@@ -124,7 +127,8 @@ def test_packets_of_no_record_have_the_state_of_their_time(tmp_path: Path) -> No
         (3, packet(LOCAL, OTHER, 1), 0),
     ))  # fmt: skip
     assert pick(found, "match", "conn_id", "before_cwnd", "after_cwnd") == [
-        ("time", "1", "", "10"), ("time", "1", "10", "10"), ("none", "", "", ""), ("none", "", "", ""),
+        ("time", "1", "", "10"), ("time", "1", "10", "10"), ("none", "", "", ""),
+        ("none", "", "", ""),
     ]  # fmt: skip
     assert pick(found[3:], "dst", "dst_port") == [("10.0.0.9", "443")]
 
@@ -157,7 +161,8 @@ def test_records_that_are_missing_between(tmp_path: Path) -> None:
 
 def test_without_transmit_retransmissions_have_records(tmp_path: Path) -> None:
     again = {"location": RETRANSMIT, "ms": 5, "seg_seq": 1000, "seg_len": 500}
-    packets = pcapng((0, packet(*OUT, 1000, 9000, 500), 500), (5.1, packet(*OUT, 1000, 9000, 500), 500))
+    segment = packet(*OUT, 1000, 9000, 500)
+    packets = pcapng((0, segment, 500), (5.1, segment, 500))
     found = rows(tmp_path, [again], packets, transmit=False)
     assert pick(found, "match") == [("time",), ("record",)]
 
@@ -170,7 +175,8 @@ def test_without_acks_in_the_records(tmp_path: Path) -> None:
 def test_sequence_numbers_that_wrap(tmp_path: Path) -> None:
     top = (1 << 32) - 500
     found = rows(tmp_path, [sent(0, top, 3000)], pcapng(
-        (0.1, packet(*OUT, top, 9000, 1400), 1400), (0.2, packet(*OUT, top + 1400, 9000, 1600), 1600),
+        (0.1, packet(*OUT, top, 9000, 1400), 1400),
+        (0.2, packet(*OUT, top + 1400, 9000, 1600), 1600),
     ))  # fmt: skip
     assert pick(found, "match") == [("part",), ("part",)]
 
@@ -219,8 +225,8 @@ def test_all_other_blocks_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_tshark_reads_both_comments(tmp_path: Path) -> None:
     rows(tmp_path, SENDS, pcapng((4.9, packet(*IN, 9000, 2000), 0)))
     text = subprocess.check_output(
-        ["tshark", "-n", "-r", tmp_path / "out.pcapng", "-Y", 'frame.comment contains "cwnd=11"', "-T",
-         "fields", "-e", "frame.comment"], text=True, stderr=subprocess.DEVNULL,
+        ["tshark", "-n", "-r", tmp_path / "out.pcapng", "-Y", 'frame.comment contains "cwnd=11"',
+         "-T", "fields", "-e", "frame.comment"], text=True, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     assert "tcpkmon in before (record 3): SEGMENT_RECEIVED" in text
     assert "tcpkmon in after: TRANSMIT" in text and "theirs" in text

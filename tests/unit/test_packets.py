@@ -160,7 +160,8 @@ def test_what_is_no_segment(tmp_path: Path) -> None:
     udp, fragment, odd = bytearray(DATA), bytearray(DATA), bytearray(DATA)
     udp[9], fragment[7], odd[32] = 17, 9, 0x10
     found, _ = columns_of(tmp_path, pcapng(
-        (0, bytes(udp), 0), (0, bytes(fragment), 0), (0, bytes(odd), 0), (0, DATA[:39], 0), (0, b"", 0),
+        (0, bytes(udp), 0), (0, bytes(fragment), 0), (0, bytes(odd), 0), (0, DATA[:39], 0),
+        (0, b"", 0),
     ))  # fmt: skip
     assert not found.is_tcp.any()
 
@@ -177,7 +178,7 @@ def test_packets_that_are_larger_than_their_field(tmp_path: Path) -> None:
     (b"PSC 1" + bytes(30), FileError, "tcpdump -w"),
     (struct.pack("<I", 0xA1B2C3D4), DamagedError, "its head is cut off"),
     (section("x")[:8] + b"abcd" + section("x")[12:], DamagedError, "byte order"),
-    (PACKETS + struct.pack("<II", 6, 13) + bytes(20), DamagedError, "a block of 13 bytes at offset"),
+    (PACKETS + struct.pack("<II", 6, 13) + bytes(20), DamagedError, "a block of 13 bytes at off"),
     (PACKETS + struct.pack("<II", 6, MOST_BLOCK_BYTES + 4) + bytes(9), DamagedError, "a block of"),
     (PACKETS + block(6, bytes(20))[:-4] + b"\1\2\3\4", DamagedError, "two lengths"),
     (section("x") + block(1, b"1234"), DamagedError, "interface is too short"),
@@ -217,7 +218,8 @@ def test_random_damage_never_ends_in_a_traceback(tmp_path: Path) -> None:
 def test_times_of_all_units(tmp_path: Path) -> None:
     def at(options: bytes, value: int) -> int:
         idb = block(1, struct.pack("<HHI", RAW_IP, 0, 0) + options + bytes(4))
-        return int(columns_of(tmp_path, section("x") + idb + enhanced(0, value, DATA, 60))[1]["times_ns"][0])
+        data = section("x") + idb + enhanced(0, value, DATA, 60)
+        return int(columns_of(tmp_path, data)[1]["times_ns"][0])
 
     assert at(b"", 3_000_001) == 3_000_001_000
     assert at(option(9, b"\x03"), 3001) == 3_001_000_000

@@ -59,8 +59,9 @@ def made(folder: Path, code: int = 0, **options: object) -> Path:
 
 def test_packets_are_rebuilt(tmp_path: Path) -> None:
     out = made(tmp_path)
-    found = tshark(out, "frame.interface_name", "ip.src", "tcp.srcport", "tcp.seq_raw",
-                   "tcp.ack_raw", "tcp.len", "tcp.flags", "frame.len", "frame.cap_len", only="ip")  # fmt: skip
+    fields = ("frame.interface_name", "ip.src", "tcp.srcport", "tcp.seq_raw", "tcp.ack_raw",
+              "tcp.len", "tcp.flags", "frame.len", "frame.cap_len")  # fmt: skip
+    found = tshark(out, *fields, only="ip")
     assert found == [
         ["TRANSMIT", "10.0.0.1", "5000", "999", "0", "0", "0x0002", "48", "48"],
         ["TRANSMIT", "10.0.0.1", "5000", "1000", "9000", "1000", "0x0018", "1040", "40"],
@@ -69,9 +70,8 @@ def test_packets_are_rebuilt(tmp_path: Path) -> None:
         ["TRANSMIT", "10.0.0.1", "5000", "3000", "9000", "70000", "0x0010", "70040", "40"],
         ["SEGMENT_RECEIVED", "10.0.0.2", "80", "9000", "3000", "500", "0x0010", "540", "40"],
     ]
-    assert tshark(out, "ipv6.src", "ipv6.dst", "tcp.seq_raw", "tcp.ack_raw", "tcp.len", only="ipv6") == [
-        ["fd00::2", "fd00::1", "5", "7", "1200"]
-    ]
+    fields = ("ipv6.src", "ipv6.dst", "tcp.seq_raw", "tcp.ack_raw", "tcp.len")
+    assert tshark(out, *fields, only="ipv6") == [["fd00::2", "fd00::1", "5", "7", "1200"]]
     assert tshark(out, "tcp.window_size_value", "tcp.options.mss_val", "tcp.options.wscale.shift",
                   only="tcp.flags.syn == 1") == [["65535", "1460", "7"]]  # fmt: skip
     assert tshark(out, "tcp.window_size_value", only="tcp.seq_raw == 1000 || tcp.seq_raw == 5") == [
@@ -107,7 +107,7 @@ def test_comments_and_events_tell_the_state(tmp_path: Path) -> None:
 
 def test_losses_are_skip_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = made(tmp_path, 3, lose=[2, 3, 10])
-    text = subprocess.run(["tshark", "-n", "-r", out], capture_output=True, text=True).stdout
+    text = subprocess.check_output(["tshark", "-n", "-r", out], text=True)
     assert [line.split("events: ")[1] for line in text.splitlines() if "skipped" in line] == [
         "2", "1"
     ]
@@ -115,7 +115,7 @@ def test_losses_are_skip_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def comment_of(path: Path) -> str:
-    return subprocess.run(["capinfos", path], capture_output=True, text=True).stdout
+    return subprocess.check_output(["capinfos", path], text=True)
 
 
 def test_the_section_says_what_the_file_cannot_hold(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_the_section_says_what_the_file_cannot_hold(tmp_path: Path) -> None:
 def test_without_acks_no_packet_claims_one(tmp_path: Path) -> None:
     out = made(tmp_path, leave="seg_ack")
     assert "lack ACK" in comment_of(out)
-    assert not tshark(out, "frame.number",
-                      only='frame.interface_name == "SEGMENT_RECEIVED" && tcp.flags.ack == 1')  # fmt: skip
+    claims = 'frame.interface_name == "SEGMENT_RECEIVED" && tcp.flags.ack == 1'
+    assert not tshark(out, "frame.number", only=claims)
 
 
 def test_to_a_pipe(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -99,8 +99,8 @@ class Joined:
                 if name in _TEXTS:
                     values = _named(np.asarray(values.fill_null(0)), _TEXTS[name], places >= 0)
                 found[f"{end}_{name}"] = values
-        found["lost_records"] = pyarrow.array(_lost(rows, self.before, self.after),
-                                              mask=(self.before < 0) | (self.after < 0))  # fmt: skip
+        lacks = (self.before < 0) | (self.after < 0)
+        found["lost_records"] = pyarrow.array(_lost(rows, self.before, self.after), mask=lacks)
         return pyarrow.table(found)
 
 
@@ -169,7 +169,7 @@ class Join:
                 segments = segments.joined(following.segments.take(more))
         sides = []
         for is_in in (False, True):
-            ends = (segments.target, segments.source) if is_in else (segments.source, segments.target)
+            ends = [segments.source, segments.target][:: -1 if is_in else 1]
             pairs = window.find(np.concatenate(ends, axis=1))
             pairs[~segments.is_tcp] = -1
             found = match(window, segments, times, pairs, not is_in, self._has_transmit)
@@ -205,7 +205,7 @@ class Join:
         at = at[np.argsort(packet[at], kind="stable")]
         is_in = np.arange(2 * count) >= count
         before, after = (
-            np.concatenate([getattr(out, name), getattr(into, name)]) for name in ("before", "after")
+            np.concatenate([getattr(side, name) for side in sides]) for name in ("before", "after")
         )
         return packet[at], is_in[at], kind[at], before[at], after[at]
 

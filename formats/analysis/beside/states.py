@@ -63,7 +63,8 @@ class Rows:
     def join(parts: Sequence[Rows]) -> Rows:
         """Rows after rows; at least one of them."""
         columns = {
-            name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns
+            name: np.concatenate([part.columns[name] for part in parts])
+            for name in parts[0].columns
         }
         arrays = (
             np.concatenate([getattr(part, name) for part in parts])
