@@ -123,10 +123,8 @@ def event(info: bytes, text: str) -> bytes:
 
 
 def skip(count: int) -> bytes:
-    """That so many records were lost here."""
-    body = b""
-    while count > 0:
-        step = min(count, _MOST)
-        count -= step
-        body += block(CUSTOM, struct.pack("<III", VENDOR, _SKIP, step))
-    return body
+    """That so many records were lost here. More than the field holds are in a comment."""
+    body = struct.pack("<III", VENDOR, _SKIP, min(count, _MOST))
+    if count > _MOST:
+        body += text_option(_COMMENT, f"{count} records were lost here") + _END
+    return block(CUSTOM, body)

@@ -11,6 +11,8 @@ import pytest
 
 from tcpkmon.collector.commands.tcpkmon import command
 from tcpkmon.formats.base import cli
+from tcpkmon.formats.export import bblog
+from tcpkmon.formats.packets import RAW_IP, interface, section
 from tests.unit.captures import clean_capture
 from tests.unit.segment_capture import (
     DESTROY,
@@ -112,6 +114,14 @@ def test_losses_are_skip_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[st
         "2", "1"
     ]
     assert "3 records were lost" in capsys.readouterr().err
+
+
+def test_losses_that_no_field_holds(tmp_path: Path) -> None:
+    out = tmp_path / "a.pcapng"
+    out.write_bytes(section("x") + interface(RAW_IP) + bblog.skip(1 << 62))
+    text = subprocess.check_output(["tshark", "-n", "-r", out], text=True)
+    assert f"events: {(1 << 32) - 1}" in text
+    assert tshark(out, "frame.comment") == [[f"{1 << 62} records were lost here"]]
 
 
 def comment_of(path: Path) -> str:
