@@ -107,7 +107,8 @@ def _limits(source: Source, has_transmit: bool) -> Iterator[str]:
                "full). ")  # fmt: skip
     if "rcv_wscale" not in source.known:
         yield ("The window of sent segments is 0xffff where it is larger: the capture has no "
-               "column rcv_wscale (collect --columns all). SYN segments have no options.")  # fmt: skip
+               "column rcv_wscale (collect --columns all). SYN segments have no "
+               "options.")  # fmt: skip
     yield ("Windows of received segments are those before the segment. Segments of handshakes that "
            "arrive, SYN-ACK, TIME-WAIT and resets have no snapshot with a segment. ECN bits of "
            "sent segments are not known.")  # fmt: skip

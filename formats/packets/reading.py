@@ -249,6 +249,8 @@ class PacketFile(InputFile):
         return self._file.read(size) or b""
 
     def _end(self, rest: bytes) -> None:
+        if rest and not self._at:
+            raise DamagedError(f"{self.path}: its head is cut off")
         if rest:
             self.cut = self._at
 

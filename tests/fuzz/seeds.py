@@ -30,7 +30,8 @@ from tests.unit.why_capture import write_capture
 
 CORPUS = Path(__file__).parent / "corpus"
 KINDS = (
-    "psc", "klogger", "magnet", "packets", "schema", "control", "trigger", "assertion", "fail-if", "where",
+    "psc", "klogger", "magnet", "packets", "schema", "control", "trigger", "assertion", "fail-if",
+    "where",
     "lines", "segments", "folders", "archive", "index",
     "config", "daemon", "worker", "answer",
 )  # fmt: skip

@@ -654,7 +654,8 @@ def joined(data: bytes) -> None:
     table = _fresh("table.csv")
     answer = ask(command, records, packets, "-o", out, "--table", table)
     answer.check((READ, FAILED, REFUSED, DAMAGED))
-    assert out.exists() == table.exists() == (answer.code == READ or "is joined" in answer.complaints)
+    was_made = answer.code == READ or "is joined" in answer.complaints
+    assert out.exists() == table.exists() == was_made
     if out.exists():
         again = _fresh("again")
         assert ask(command, records, out, "-o", again).code == READ

@@ -177,6 +177,8 @@ def test_packets_that_are_larger_than_their_field(tmp_path: Path) -> None:
     (b"\x1f\x8b\x08" + bytes(30), FileError, "gunzip"),
     (b"PSC 1" + bytes(30), FileError, "tcpdump -w"),
     (struct.pack("<I", 0xA1B2C3D4), DamagedError, "its head is cut off"),
+    (section("x")[:4], DamagedError, "its head is cut off"),
+    (section("x")[:-1], DamagedError, "its head is cut off"),
     (section("x")[:8] + b"abcd" + section("x")[12:], DamagedError, "byte order"),
     (PACKETS + struct.pack("<II", 6, 13) + bytes(20), DamagedError, "a block of 13 bytes at off"),
     (PACKETS + struct.pack("<II", 6, MOST_BLOCK_BYTES + 4) + bytes(9), DamagedError, "a block of"),
