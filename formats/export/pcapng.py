@@ -39,7 +39,7 @@ _DIRECTIONS = {1: IN, 21: IN, _RETRANSMIT: OUT, _TRANSMIT: OUT}
 """Locations whose snapshots have a segment."""
 _COMMENT, _FLAGS, _END = 1, 2, bytes(4)
 _MOST_WINDOW = (1 << 16) - 1
-_SYN, _ACK = 2, 16
+_SYN, _PUSH, _ACK = 2, 8, 16
 _MSS_AND_SCALE = 8
 """Bytes of these two options, the second with one of padding."""
 
@@ -226,6 +226,9 @@ def _tcp(rows: Rows, is_out: NDArray[np.bool_]) -> tuple[NDArray[np.uint8], NDAr
         flags = np.where(is_out, flags, flags & ~_ACK)
     ack[flags & _ACK == 0] = 0
     is_syn = flags & _SYN > 0
+    # The kernel sets PSH in what the device is to cut, after the record.
+    cut = is_out & ~is_syn & (rows["seg_len"] > rows["mss"])
+    flags[cut] |= _PUSH
     has_options = is_out & is_syn & ("rcv_wscale" in rows.columns)
     size = np.where(has_options, 20 + _MSS_AND_SCALE, 20)
     scales = []
