@@ -113,7 +113,7 @@ MOST_BLOCK_BYTES = 1 << 24
 """Of a block of a pcapng file, or a packet of a pcap file."""
 MOST_INTERFACES = 1 << 16
 """Of a section of a pcapng file."""
-MOST_BESIDE = 1 << 23
+MOST_BESIDE = 1 << 22
 """Records that are kept at once: those of the time of some packets."""
 
 # Triggers of the flight recorder, and assertions.

@@ -25,6 +25,7 @@ from tcpkmon.formats.packets.headers import KEPT
 
 _READ_BYTES = 1 << 22
 _BATCH = 1 << 15
+_BATCH_BYTES = 1 << 25
 _GZIP = b"\x1f\x8b"
 _CLASSIC = {
     0xA1B2C3D4: 6, 0xA1B23C4D: 9,
@@ -108,13 +109,15 @@ class PacketFile(InputFile):
 
         A file that ends within a block ends before it; see cut.
         """
-        batch = Batch()
+        batch, size = Batch(), 0
         walk = self._walk_classic if self._classic else self._walk
         for one in walk(batch):
             batch.blocks.append(one)
-            if len(batch.blocks) >= _BATCH or len(batch.data) > _READ_BYTES:
+            size += len(one.raw)
+            if len(batch.blocks) >= _BATCH or size > _BATCH_BYTES:
                 yield Batch(batch.blocks, batch.rows, batch.data)
                 batch.blocks, batch.rows, batch.data = [], [], bytearray()
+                size = 0
         yield batch
 
     # pcapng

@@ -14,6 +14,12 @@ from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.limits import MOST_BESIDE, MOST_CONNECTIONS
 
 Array = NDArray[Any]
+KEPT = {
+    "conn_id", "location", "callvalue", "state", "ca_state", "snd_una", "snd_max", "snd_wnd",
+    "rcv_nxt", "rcv_wnd", "snd_cwnd_segs", "snd_ssthresh", "srtt_us", "min_rtt_us", "packets_out",
+    "sacked_out", "lost_out", "retrans_out", "seg_seq", "seg_ack", "seg_len", "seg_flags",
+}  # fmt: skip
+"""Columns that are kept: what finds packets, and what is told of them."""
 
 
 class Window:
@@ -49,6 +55,10 @@ class Window:
                 piece = piece.take(np.sort(_lasts(piece["conn_id"])))
             parts.append(piece)
             pairs.append(self._pairs_of(piece))
+            parts[-1] = Rows(
+                {name: values for name, values in piece.columns.items() if name in KEPT},
+                piece.real_ns, piece.mono_ns, piece.lost, piece.limit, piece.seq,
+            )  # fmt: skip
             used.append(np.zeros(len(piece), np.bool_))
             count += len(piece)
             if count > MOST_BESIDE:
