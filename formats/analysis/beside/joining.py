@@ -48,7 +48,7 @@ _STATE = {
 }  # fmt: skip
 """The columns of the table for each state, and the snapshots' columns that they are."""
 _TEXTS = {"limit": LIMIT_NAMES, "ca_state": CA_STATES, "state": STATES}
-_NULL = {"ssthresh": (1 << 31) - 1, "min_rtt_us": (1 << 32) - 1, "srtt_us": 0}
+_NULL = {"seq": 0, "ssthresh": (1 << 31) - 1, "min_rtt_us": (1 << 32) - 1, "srtt_us": 0}
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Joined:
         matched = known & (self.kind != TIME)
         rows = self.rows
         found["conn_id"] = _picked(rows, "conn_id", own, known)
-        found["record"] = _picked(rows, "seq", self.before, matched)
+        found["record"] = _picked(rows, "seq", self.before, matched, _NULL["seq"])
         delay = np.zeros(len(at))
         if rows is not None and len(rows):
             delay = (rows.real_ns[self.before] - self.columns["times_ns"][at]) / 1000
@@ -240,7 +240,7 @@ def _comments(
         said = made.setdefault(number, [])
         way = DIRECTIONS[arrives]
         if first >= 0:
-            by = "by time" if how == TIME else f"{KINDS[how]} {seqs[first]}"
+            by = "by time" if how == TIME else f"{KINDS[how]} {seqs[first] or ''}".rstrip()
             said.append(f"tcpkmon {way} before ({by}): {texts[first]}")
         if second >= 0:
             gap = f" ({missing} records lost between)" if first >= 0 and missing else ""
