@@ -158,8 +158,10 @@ def test_rebuilt_packets_are_those_of_tcpdump(
     whole = Counter(real)
     alone = [one for one in arrived if whole[one]]
     assert len(alone) >= 0.99 * len(arrived)
-    seen = iter(real[begin:end])
-    assert all(one in seen for one in alone)  # each one, in this order
+    assert not Counter(alone) - Counter(real[begin:end])
+    if bottleneck is None:
+        seen = iter(real[begin:end])
+        assert all(one in seen for one in alone)  # each one, in this order
     if len(alone) == len(arrived):
         assert len(real[begin:end]) - len(arrived) == made.dropped
     assert sum(one[3] for one in arrived) >= BYTES
