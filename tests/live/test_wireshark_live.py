@@ -148,22 +148,18 @@ def test_rebuilt_packets_are_those_of_tcpdump(
     run_tcpkmon("export", made.records, "-o", out)
     by_client = f"tcp.srcport == {made.client_port}"
     arrived = packets_of(out, f'{by_client} && frame.interface_name contains "SEGMENT_"')
-    real = packets_of(made.packets["b"], by_client)
-    # The handshake has no established connection yet, and its end none any more.
-    first, last = arrived[0], arrived[-1]
-    begin = next(n for n, one in enumerate(real) if one == first)
-    end = len(real) - next(n for n, one in enumerate(reversed(real)) if one == last)
-    assert begin <= 3 and end >= len(real) - 2
+    # The handshake has no established connection yet, and the last ACK may have none any more.
+    real = packets_of(made.packets["b"], by_client)[2:]
     # The kernel may join segments that wait while a process has the socket.
     whole = Counter(real)
     alone = [one for one in arrived if whole[one]]
     assert len(alone) >= 0.99 * len(arrived)
-    assert not Counter(alone) - Counter(real[begin:end])
+    assert not Counter(alone) - whole
     if bottleneck is None:
-        seen = iter(real[begin:end])
+        seen = iter(real)
         assert all(one in seen for one in alone)  # each one, in this order
     if len(alone) == len(arrived):
-        assert len(real[begin:end]) - len(arrived) == made.dropped
+        assert 0 <= len(real) - len(arrived) - made.dropped <= 1
     assert sum(one[3] for one in arrived) >= BYTES
     if made.sent:
         sent = packets_of(out, f'{by_client} && frame.interface_name == "TRANSMIT"')
