@@ -34,6 +34,7 @@ __all__ = [
     "Sleeping",
     "Stall",
     "Statistics",
+    "beside",
     "check",
     "collapse_stacks",
     "count_samples",

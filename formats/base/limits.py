@@ -108,6 +108,14 @@ MOST_COPIES = 64
 MOST_OPEN = 1 << 21
 """Records that wait for the end of their bytes' way."""
 
+# Packet captures, for tcpkmon join.
+MOST_BLOCK_BYTES = 1 << 24
+"""Of a block of a pcapng file, or a packet of a pcap file."""
+MOST_INTERFACES = 1 << 16
+"""Of a section of a pcapng file."""
+MOST_BESIDE = 1 << 22
+"""Records that are kept at once: those of the time of some packets."""
+
 # Triggers of the flight recorder, and assertions.
 MOST_TRIGGER_CHARACTERS = 1000
 """Of the text of a trigger."""

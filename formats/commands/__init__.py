@@ -5,6 +5,6 @@ __all__ = [
     "check",
     "condense", "connections", "cut", "decode",
     "diff",
-    "export", "flamegraph", "latency", "magnet_parse",
+    "export", "flamegraph", "join", "latency", "magnet_parse",
     "repair", "requests", "sql", "translate", "verify", "why",
 ]  # fmt: skip

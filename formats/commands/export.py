@@ -11,7 +11,7 @@ from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reader import complaints_of
 from tcpkmon.formats.commands.proof import exit_code
-from tcpkmon.formats.export.forms import ENDINGS, FORMS, TABLES
+from tcpkmon.formats.export.forms import ENDINGS, FORMS, TABLES, WHOLE
 
 
 @click.command("export")
@@ -20,12 +20,13 @@ from tcpkmon.formats.export.forms import ENDINGS, FORMS, TABLES
 @click.option("-o", "--output", metavar="OUT", type=click.Path(readable=False, path_type=Path),
               help="The file to write; stdout without it (not for tables, which are parquet and "
               "arrow). For tables of a Klogger log, a folder that gets a file for each event.")
-@click.option("--format", "form", type=click.Choice(list(FORMS)),
+@click.option("--format", "form", type=click.Choice([*FORMS, *WHOLE]),
               help="The format; by default that of the ending of OUT, else csv. spreadsheet is CSV "
               "in which text that a spreadsheet program takes for a formula begins with '. perl is "
               "for Klogger logs; psc1 is a PSC file as the report of 2000 has it, without what "
               "tcpkmon added. perfetto (.pftrace, .perfetto-trace) and chrome-json are one "
-              "timeline of the host for viewers of traces.")
+              "timeline of the host for viewers of traces. pcapng is for Wireshark: packets "
+              "rebuilt from snapshots of the schema tcp, with the connection's state.")
 @click.option("--columns", metavar="NAME,...", help="Only these columns.")
 @click.option("--sort", type=click.Choice(["connection", "seq"]),
               help="connection: rows of a connection together in each row group, which needs "
@@ -61,11 +62,17 @@ def command(
     if names is not None and not names:
         raise UsageError("--columns names none", "tcpkmon columns lists them")
     file = files[0]
+    if form in WHOLE and (names is not None or sort is not None):
+        raise UsageError(
+            f"{form} has columns and an order of its own", "leave out --columns and --sort"
+        )
     with tcpkmon.open(*files) as reader:
-        records = reader.for_export(form, names, sort)
         if output is not None and output.exists() and any(map(output.samefile, files)):
             raise UsageError(f"-o {output} is the capture itself", "choose another name")
-        FORMS[form](records, output, force)
+        if form in WHOLE:
+            WHOLE[form](reader, output, force)
+        else:
+            FORMS[form](reader.for_export(form, names, sort), output, force)
         for text in complaints_of(reader):
             say(f"tcpkmon export: {file}: {text}")
         return exit_code("tcpkmon export", reader, files)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.files import create_file
-from tcpkmon.formats.base.reader import Records
+from tcpkmon.formats.base.reader import Reader, Records
 
 
 def _write_text(form: str, records: Records, output: Path | None, force: bool) -> None:
@@ -53,6 +53,10 @@ def _write_timeline(form: str, records: Records, output: Path | None, force: boo
         return
     with create_file(output, force) as out:
         writers[form](records, out)
+def _write_pcapng(reader: Reader, output: Path | None, force: bool) -> None:
+    from tcpkmon.formats.export import pcapng
+
+    pcapng.write(reader, output, force)
 
 
 FORMS: dict[str, Callable[[Records, Path | None, bool], None]] = {
@@ -72,6 +76,10 @@ Without an output file it writes to stdout. With force it replaces a file. It ra
 FileError. A new form is a new line here.
 """
 
+WHOLE: dict[str, Callable[[Reader, Path | None, bool], None]] = {"pcapng": _write_pcapng}
+"""The forms that are made of a whole capture, whose columns nobody chooses: as FORMS, with the
+capture's reader."""
+
 TABLES = ("parquet", "arrow")
 """The forms that pyarrow writes. They cannot go to stdout."""
 
@@ -85,5 +93,6 @@ ENDINGS = {
     ".ndjson": "json",
     ".pftrace": "perfetto",
     ".perfetto-trace": "perfetto",
+    ".pcapng": "pcapng",
 }
 """The form for each ending of a file name."""

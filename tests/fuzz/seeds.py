@@ -17,7 +17,7 @@ from tcpkmon.formats.base.changes import ChangeKind
 from tcpkmon.formats.base.control import Change
 from tcpkmon.formats.schema import format_schema, load
 from tests.fuzz import folder_changes, segment_folders
-from tests.unit import psc_samples
+from tests.unit import psc_samples, segment_capture
 from tests.unit.captures import CaptureBuilder, classic_2000, clean_capture, full_capture
 from tests.unit.klogger_samples import BASE, ROOT, LogMaker, describe_events, write_big_endian
 from tests.unit.log_builder import LogBuilder, clean_log, lossy_log
@@ -30,7 +30,8 @@ from tests.unit.why_capture import write_capture
 
 CORPUS = Path(__file__).parent / "corpus"
 KINDS = (
-    "psc", "klogger", "magnet", "schema", "control", "trigger", "assertion", "fail-if", "where",
+    "psc", "klogger", "magnet", "packets", "schema", "control", "trigger", "assertion", "fail-if",
+    "where",
     "lines", "segments", "folders", "archive", "index",
     "config", "daemon", "worker", "answer",
 )  # fmt: skip
@@ -106,6 +107,8 @@ TEXTS = {"trigger": TRIGGERS, "assertion": ASSERTIONS, "fail-if": FAIL_IF, "wher
 def seeds(kind: str) -> dict[str, bytes]:
     """The inputs of a kind by name, those of the corpus among them."""
     made = {"psc": _psc, "klogger": _klogger, "magnet": _magnet}
+    if kind == "packets":
+        return {"pcapng": packets(), "pcap": classic_packets()} | _corpus(kind)
     if kind == "segments":
         found = dict(segment_folders.seeds())
     elif kind in ("archive", "index"):
@@ -115,9 +118,43 @@ def seeds(kind: str) -> dict[str, bytes]:
         found = {str(number): struct.pack("<Q", number) for number in range(8)}
     else:
         found = dict(_written(made[kind])) if kind in made else dict(_texts(kind))
+    return found | _corpus(kind)
+
+
+def _corpus(kind: str) -> dict[str, bytes]:
     folder = CORPUS / kind
     stored = sorted(folder.iterdir()) if folder.exists() else []
-    return found | {path.name: path.read_bytes() for path in stored}
+    return {path.name: path.read_bytes() for path in stored}
+
+
+def beside(path: Path) -> Path:
+    """Records of the segments of packets()."""
+    sent = {"location": 19, "seg_len": 1000}
+    records = [
+        {**sent, "ms": 0, "seg_seq": 1000}, {**sent, "ms": 4, "seg_seq": 2000},
+        {"location": 1, "ms": 5, "seg_seq": 9000, "seg_ack": 2000},
+        {"location": 1, "ms": 6, "seg_seq": 9000, "seg_ack": 3000, "seg_len": 500},
+    ]  # fmt: skip
+    return segment_capture.write(path, records)
+
+
+def packets() -> bytes:
+    """A pcapng file."""
+    ends = segment_capture.LOCAL, segment_capture.REMOTE
+    packet = segment_capture.packet
+    return segment_capture.pcapng(
+        (0.1, packet(*ends, 1000, 9000, 1000), 1000), (4.1, packet(*ends, 2000, 9000, 500), 500),
+        (4.9, packet(*ends[::-1], 9000, 2000, options=12), 0),
+        (5.9, packet(*ends[::-1], 9000, 3000, 500), 500),
+        (6.0, packet(("fd00::1", 1), ("fd00::2", 2), 1), 0),
+    )  # fmt: skip
+
+
+def classic_packets() -> bytes:
+    """A pcap file."""
+    data = segment_capture.packet(segment_capture.LOCAL, segment_capture.REMOTE, 1000, 9000, 1000)
+    head = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 96, 101)
+    return head + struct.pack("<IIII", 1_700_000_000, 100, len(data), len(data) + 1000) + data
 
 
 def _written(makers: Callable[[], Iterator[tuple[str, Callable[[Path], Path]]]]) -> Iterator:

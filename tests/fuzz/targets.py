@@ -224,7 +224,7 @@ def cut(data: bytes) -> None:
 def export(path: Path, form: str) -> Answer:
     from tcpkmon.formats.commands.export import command
 
-    output = ["-o", _fresh()] if form in ("parquet", "arrow") else []
+    output = ["-o", _fresh()] if form in ("parquet", "arrow", "pcapng") else []
     return ask(command, path, "--format", form, *output).check((READ, REFUSED, LOST, DAMAGED))
 
 
@@ -671,6 +671,39 @@ def span(data: bytes) -> None:
 
 
 @cache
+def _beside(owner: int) -> Path:
+    from tests.fuzz.seeds import beside
+
+    return beside(_folder(owner) / "beside.pm")
+
+
+def joined(data: bytes) -> None:
+    """A packet capture of anybody beside records; what comes out can be joined again."""
+    from tcpkmon.formats.commands.join import command
+
+    records, packets, out = _beside(os.getpid()), _stored(data), _fresh("joined")
+    table = _fresh("table.csv")
+    answer = ask(command, records, packets, "-o", out, "--table", table)
+    answer.check((READ, FAILED, REFUSED, DAMAGED))
+    was_made = answer.code == READ or "is joined" in answer.complaints
+    assert out.exists() == table.exists() == was_made
+    if out.exists():
+        again = _fresh("again")
+        assert ask(command, records, out, "-o", again).code == READ
+
+
+def joined_records(data: bytes) -> None:
+    """Records of anybody beside a packet capture."""
+    from tcpkmon.formats.commands.join import command
+    from tests.fuzz.seeds import packets
+
+    _stored(packets(), "packets")
+    beside = _folder(os.getpid()) / "packets"
+    answer = ask(command, _stored(data), beside, "--table", _fresh("t.csv"))
+    answer.check((READ, FAILED, REFUSED, LOST, DAMAGED))
+
+
+@cache
 def _dumps(owner: int) -> tuple[bytes, bytes]:
     from tests.fuzz.seeds import dumps
 
@@ -940,6 +973,9 @@ TARGETS = {
     "tables-magnet": Target("magnet", 5, tables),
     "why-psc": Target("psc", 20, why),
     "span": Target("psc", 20, span),
+    "pcapng-psc": Target("psc", 20, exporting("pcapng")),
+    "join-packets": Target("packets", 30, joined),
+    "join-psc": Target("psc", 10, joined_records),
     "schema": Target("schema", 200, schema),
     "control": Target("control", 200, control),
     "trigger": Target("trigger", 50, trigger),

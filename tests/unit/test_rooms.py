@@ -51,7 +51,7 @@ ROOMS = {
         ("magnet",),
         ("klogger", "psc"),
         ("conditions",),
-        ("drawing", "lines", "schema"),
+        ("drawing", "lines", "packets", "schema"),
         ("base",),
     ),
 }

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the record of each packet: by its ends, sequence numbers, flags and time.
+
+    in    packet -> [backlog of the socket] -> record       the first one after the packet
+    out   record -> [queue of the device]   -> packet       the last one before the packet
+
+A record can be of several packets: the kernel joins segments that wait (in), and devices cut them
+(out). Where a segment has no record of its own, the state is that at its time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tcpkmon.formats.analysis.beside.states import ARRIVED, RETRANSMIT, TRANSMIT
+from tcpkmon.formats.analysis.beside.window import Window, keys_of
+from tcpkmon.formats.packets import Segments
+
+Array = NDArray[Any]
+NONE, RECORD, PART, TIME = range(4)
+KINDS = ("none", "record", "part", "time")
+"""How a packet was found: no connection has its ends; a record of the same segment; one of several
+segments of which it is one; only the connection and the time."""
+REACH_NS = 1_000_000_000
+"""A packet and its record are at most so far apart."""
+SLACK_NS = 1_000_000
+"""And at most so far in the wrong order: their clocks are read apart, and time is slewed."""
+_FIN, _SYN, _RST, _ACK = 1, 2, 4, 16
+_MARKS = _FIN | _SYN | _RST
+_DESTROY = 11
+_KEY = np.dtype(
+    [("pair", "<i8"), ("seq", "<u4"), ("ack", "<u4"), ("length", "<u4"), ("marks", "u1")]
+)
+_MOST_TRIED = 128
+"""Records near a packet that are tried for one of which it is a part."""
+
+
+@dataclass
+class Matches:
+    """Of n packets on one side, which they leave or reach. kind: (n,) of KINDS. before, after: (n,)
+    rows of the window, -1: none."""
+
+    kind: NDArray[np.int8]
+    before: Array
+    after: Array
+
+    def first(self, count: int) -> Matches:
+        """Of the first packets."""
+        return Matches(self.kind[:count], self.before[:count], self.after[:count])
+
+
+@dataclass
+class _Side:
+    """The records on one side whose segments can be packets. at: (m,) their rows."""
+
+    at: Array
+    pair: Array
+    seq: Array
+    ack: Array
+    length: Array
+    flags: Array
+    times_ns: Array
+
+
+def match(
+    window: Window, segments: Segments, times_ns: Array, pairs: Array, is_out: bool,
+    has_transmit: bool,
+) -> Matches:  # fmt: skip
+    """pairs: (n,) the ends of each packet, see Window.find(); -1: it is of no connection."""
+    count = len(times_ns)
+    found = Matches(np.zeros(count, np.int8), np.full(count, -1), np.full(count, -1))
+    rows = window.rows
+    mine = np.flatnonzero(pairs >= 0)
+    if rows is None or not len(mine):
+        return found
+    following = _following(rows["conn_id"])
+    side = _side_of(window, is_out, has_transmit, following)
+    mine = mine[np.argsort(times_ns[mine], kind="stable")]
+    has_ack = is_out or "seg_ack" in rows.columns
+    _same(window, side, segments, times_ns, pairs, mine, is_out, found)
+    left = mine[found.kind[mine] == NONE]
+    _parts(window, side, segments, times_ns, pairs, left, is_out, has_ack, found)
+    known = np.flatnonzero(found.before >= 0)
+    found.after[known] = following[found.before[known]]
+    left = mine[found.kind[mine] == NONE]
+    _by_time(window, times_ns, pairs, left, following, found)
+    return found
+
+
+def _side_of(window: Window, is_out: bool, has_transmit: bool, following: Array) -> _Side:
+    rows = window.rows
+    assert rows is not None
+    wanted = ((TRANSMIT if has_transmit else RETRANSMIT),) if is_out else ARRIVED
+    at = np.flatnonzero(np.isin(rows["location"], wanted))
+    if is_out:
+        ack = rows["rcv_nxt"]
+    elif "seg_ack" in rows.columns:
+        ack = rows["seg_ack"]
+    else:  # what the next record says that it acknowledged
+        ack = rows["snd_una"][np.where(following >= 0, following, np.arange(len(rows)))]
+    flags = rows["seg_flags"][at].astype(np.int64)
+    # A segment that never says what arrived has none.
+    acks = np.where(flags & _ACK > 0, ack[at].astype(np.int64), 0)
+    return _Side(at, window.pairs[at], rows["seg_seq"][at].astype(np.int64), acks,
+                 rows["seg_len"][at].astype(np.int64), flags, rows.real_ns[at])  # fmt: skip
+
+
+def _keys(pair: Array, seq: Array, ack: Array, length: Array, flags: Array) -> list[bytes]:
+    made = np.zeros(len(pair), _KEY)
+    made["pair"], made["seq"], made["ack"] = pair, seq, ack
+    made["length"], made["marks"] = length, flags & _MARKS
+    return keys_of(made.view(np.uint8).reshape(len(made), _KEY.itemsize))
+
+
+def _same(
+    window: Window, side: _Side, segments: Segments, times_ns: Array, pairs: Array, mine: Array,
+    is_out: bool, found: Matches,
+) -> None:  # fmt: skip
+    """Packets that are the segment of a record, one of each: those of the same segment in order.
+
+    What comes later, the record (in) or the packet (out), is taken from the end, and takes the
+    latest that is left: what is left over was lost on the way from one to the other.
+    """
+    free = np.flatnonzero(~window.used[side.at])
+    free = free[np.argsort(side.times_ns[free], kind="stable")]
+    records = _keys(side.pair[free], side.seq[free], side.ack[free], side.length[free],
+                    side.flags[free])  # fmt: skip
+    packets = _keys(pairs[mine], segments.seq[mine], _acks(segments)[mine], segments.length[mine],
+                    segments.flags[mine])  # fmt: skip
+    ends = (records, side.times_ns[free].tolist()), (packets, times_ns[mine].tolist())
+    taken = np.array(_take(*(ends if is_out else ends[::-1])), np.int64).reshape(-1, 2)
+    place, packet = taken.T if is_out else taken.T[::-1]
+    found.kind[mine[packet]] = RECORD
+    found.before[mine[packet]] = side.at[free[place]]
+
+
+def _take(
+    first: tuple[list[bytes], list[int]], then: tuple[list[bytes], list[int]]
+) -> list[tuple[int, int]]:
+    """Pairs of what came first and of what came then, each keys and times in their order."""
+    by_key: dict[bytes, list[int]] = {}
+    wanted = set(then[0])
+    for at, key in enumerate(first[0]):
+        if key in wanted:
+            by_key.setdefault(key, []).append(at)
+    found = []
+    for at in range(len(then[0]) - 1, -1, -1):
+        left, time = by_key.get(then[0][at]), then[1][at]
+        while left:
+            late = time - first[1][left[-1]]
+            if late <= REACH_NS:
+                one = left.pop()
+                if late >= -SLACK_NS:
+                    found.append((one, at))
+                    break
+            else:
+                break
+    return found
+
+
+def _acks(segments: Segments) -> Array:
+    return np.where(segments.flags & _ACK > 0, segments.ack, 0)
+
+
+def _parts(
+    window: Window, side: _Side, segments: Segments, times_ns: Array, pairs: Array, left: Array,
+    is_out: bool, has_ack: bool, found: Matches,
+) -> None:  # fmt: skip
+    """Packets that are a part of the segment of a record, the last ones first: of two with the same
+    bytes, the other one was lost. A record that is of one packet has no parts, but ACKs that the
+    kernel joined with its own."""
+    order = np.lexsort((side.times_ns, side.pair))
+    whole = np.zeros(len(window), np.bool_)
+    whole[found.before[found.kind == RECORD]] = True
+    whole |= window.used
+    is_whole = whole[side.at]
+    pair, times = side.pair[order], side.times_ns[order]
+    left = left[::-1]
+    bounds = np.searchsorted(pair, pairs[left]), np.searchsorted(pair, pairs[left], "right")
+    acks = _acks(segments)
+    taken: set[tuple[int, int, int]] = set()
+    for packet, low, high in zip(left.tolist(), *(one.tolist() for one in bounds), strict=True):
+        if low == high:
+            continue
+        time, seq, length = (int(one[packet]) for one in (times_ns, segments.seq, segments.length))
+        before, after = (REACH_NS, SLACK_NS) if is_out else (SLACK_NS, REACH_NS)
+        first = low + int(np.searchsorted(times[low:high], time - before))
+        last = low + int(np.searchsorted(times[low:high], time + after, "right"))
+        if is_out:
+            near = order[max(first, last - _MOST_TRIED) : last][::-1]
+        else:
+            near = order[first : min(last, first + _MOST_TRIED)]
+        offset = (seq - side.seq[near]) & 0xFFFFFFFF
+        flags, marks = side.flags[near], int(segments.flags[packet]) & _MARKS
+        fits = (offset + length <= side.length[near]) & (marks & ~flags == 0)
+        fits &= (flags ^ marks) & (_SYN | _RST) == 0
+        joins = (side.length[near] == 0) & has_ack & (not is_out)
+        fits &= ~is_whole[near] | joins
+        if has_ack:
+            ahead = (side.ack[near] - int(acks[packet])) & 0xFFFFFFFF
+            fits &= (ahead == 0) if is_out else (ahead < 1 << 31)
+        for place in near[fits].tolist():
+            key = (place, seq, length)
+            if length and key in taken:
+                continue
+            taken.add(key)
+            found.kind[packet], found.before[packet] = PART, side.at[place]
+            break
+
+
+def _following(ids: Array) -> Array:
+    """(n,) the next row of the same connection, -1: none."""
+    order = np.argsort(ids, kind="stable")
+    found = np.full(len(ids), -1)
+    same = ids[order[1:]] == ids[order[:-1]]
+    found[order[:-1][same]] = order[1:][same]
+    return found
+
+
+def _by_time(
+    window: Window, times_ns: Array, pairs: Array, left: Array, following: Array, found: Matches
+) -> None:
+    """Packets without a record of their own: the connection's rows around their time."""
+    rows = window.rows
+    assert rows is not None
+    if not len(left):
+        return
+    order = np.lexsort((rows.real_ns, window.pairs))
+    pair, times = window.pairs[order], rows.real_ns[order]
+    left = left[np.argsort(pairs[left], kind="stable")]
+    starts = np.flatnonzero(np.diff(pairs[left], prepend=-1))
+    for packets in np.split(left, starts[1:]):
+        low, high = np.searchsorted(pair, pairs[packets[0]] + np.array([0, 1]))
+        at = np.searchsorted(times[low:high], times_ns[packets], "right") + low
+        has_before, has_after = at > low, at < high
+        before = np.where(has_before, order[np.maximum(at - 1, 0)], -1)
+        # Another connection may have had these ends before.
+        before[has_before & (rows["location"][before] == _DESTROY)] = -1
+        later = order[np.minimum(at, len(order) - 1)]
+        near = has_after & (rows.real_ns[later] - times_ns[packets] <= REACH_NS)
+        after = np.where(before >= 0, following[before], np.where(near, later, -1))
+        found.before[packets], found.after[packets] = before, after
+        found.kind[packets[(before >= 0) | (after >= 0)]] = TIME
