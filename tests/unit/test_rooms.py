@@ -42,7 +42,7 @@ ROOMS = {
     "formats": (
         ("commands",),
         ("history",),
-        ("analysis", "export", "pmgraph"),
+        ("analysis", "anonymise", "export", "pmgraph"),
         ("registry",),
         ("verify",),
         ("magnet",),
