@@ -39,7 +39,7 @@ def encryptor(key: bytes) -> Any:
             "tcpkmon anonymise needs cryptography, which is not installed",
             how_to_install("cryptography"),
         ) from error
-    return Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305 - a block alone
+    return Cipher(algorithms.AES(key), modes.ECB()).encryptor()
 
 
 class Addresses:

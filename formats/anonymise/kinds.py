@@ -20,7 +20,7 @@ KINDS = {
     "notes": "marks, the comments of schemata, what triggers and cuts were asked for",
     "texts": "texts and bytes of which nobody knows what they mean, such as those of your schemata",
     "ports": "ports from 1024 on, by a permutation",
-    "special": "addresses that are the same everywhere: loopback, link-local, multicast, unspecified",
+    "special": "addresses that are alike everywhere: loopback, link-local, multicast, unspecified",
     "kernel": "release and version of the kernel and of drivers",
 }
 """Each kind, and what it is."""

@@ -59,6 +59,8 @@ def anonymise_log(path: Path, to: IO[bytes], who: Who, left_out: LeftOut) -> Non
                 dumps.begin(head, plain.read(2 * head.count))
             dumps.add(_replaced(batch, events))
         dumps.finish()
+        if reader.walked.end < reader.walked.size:
+            left_out.repaired.append(f"{path.name}: the end, which is no whole dump")
 
 
 def log_header(old: Mapping[str, Any], who: Who, left_out: LeftOut) -> dict[str, Any]:
@@ -118,7 +120,8 @@ def _replaced(batch: LogBatch, events: Mapping[int, _Rows]) -> bytes:
         if rows.event.name == "RECONCILED" and "ports" in rows.who.replaced:
             _reconciled(rows, made)
         words[places] = made.view(np.uint64)
-    return words.tobytes()
+    data: bytes = words.tobytes()
+    return data
 
 
 def _reconciled(rows: _Rows, octets: Any) -> None:

@@ -45,6 +45,8 @@ def anonymise_magnet(path: Path, to: IO[bytes], who: Who, left_out: LeftOut) -> 
     """Write the new file. The old one is sound, or ends within an entry, which is left out."""
     with MagnetFile(path) as file:
         to.write(encode_header(_header(file.header, who, left_out), file.layout))
+        if file.cut_bytes:
+            left_out.repaired.append(f"{path.name}: the last record, which is cut short")
         block, kinds = Block(file.layout.size), file.data_kinds()
         for found in Walk(file):
             if isinstance(found, Piece):

@@ -36,7 +36,7 @@ from tcpkmon.formats.psc.reader import Capture, open_capture
 from tcpkmon.formats.verify.psc.clean import Cleaner
 
 _ROWS = 1 << 15
-_KINDS = {**control.KINDS, Reconciled.location: Reconciled}
+_KINDS: dict[int, type[control.Control]] = {**control.KINDS, Reconciled.location: Reconciled}
 _CONTROL = ("seq", "seq_no", "time_ns", TIME)
 """Columns that control entries have, besides their words."""
 
@@ -54,6 +54,8 @@ def anonymise_file(path: Path, to: IO[bytes], who: Who, left_out: LeftOut) -> No
 def _understood(path: Path, left_out: LeftOut) -> Iterator[Capture]:
     """The capture, or a copy without the control entries that this version does not know."""
     with open_capture(path) as capture:
+        if capture.is_cut:
+            left_out.repaired.append(f"{path.name}: the last entry, which is cut short")
         unknown: set[int] = set()
         for row, entry in _controls(capture):
             if isinstance(entry, control.Start) and entry.version > control.FORMAT_VERSION:

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from tcpkmon.formats.anonymise.kinds import ADDRESS_TEXT, KEEP, PORT_PAIR
 from tcpkmon.formats.anonymise.who import Who
 
-_WORDS = ("names", "commands", "paths", "notes", "texts", "kernel")
-
 
 @dataclass(frozen=True)
 class Place:
@@ -37,16 +35,15 @@ class Rows:
         self._changed: list[tuple[Place, Callable[[bytes], bytes] | None]] = []
         for place in places:
             change = self._change(place)
-            if change is None and not (place.kind == "addresses" and self._is_replaced(place)):
+            if change is None and not (place.kind == "addresses" and place.kind in who.replaced):
                 self._kept[place.offset : place.offset + place.length] = 0xFF
             else:
                 self._changed.append((place, change))
 
-    def _is_replaced(self, place: Place) -> bool:
-        return place.kind in self.who.replaced
-
     def _change(self, place: Place) -> Callable[[bytes], bytes] | None:
         who, kind, length = self.who, place.kind, place.length
+        if kind == "addresses":
+            return None
         if kind == ADDRESS_TEXT:
             return lambda data: _address(who, data, length)
         if place.order == "":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Anonymises a file, a folder of logs, or the folder of a chain; verify says what it proves then."""
+"""Anonymises a file, a folder of logs, or that of a chain; verify says what it proves then."""
 
 from __future__ import annotations
 

@@ -18,8 +18,9 @@ from tcpkmon.formats.schema.comments import comment_lines, split_doc
 NAME = "anonymised"
 """Of the setting that says so."""
 _WORD = re.compile(r"[\w.,:;+*=<>()\[\]%# -]{0,400}", re.ASCII)
-"""A text that names no file, no address of IPv6 and nobody by a text in quotes."""
-_DOTTED = re.compile(r"\d+\.\d+\.\d+|::|:[0-9a-f]*:", re.ASCII | re.IGNORECASE)
+"""A text that names no file, and nobody by a text in quotes."""
+_DOTTED = re.compile(r"\d+\.\d+\.\d+\.\d|::|([0-9a-f]{1,4}:){3}", re.ASCII | re.IGNORECASE)
+"""What may be an address."""
 _VALUES = re.compile(r"[-\d. ]*|[a-z_0-9 -]{0,80}", re.ASCII)
 """Of sysctl: numbers, or names of algorithms."""
 _SYSCTL = re.compile(r"net\.[a-z0-9_.]{1,80}", re.ASCII)

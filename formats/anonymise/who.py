@@ -86,7 +86,8 @@ class Who:
         if kind == "devices" and _MADE.fullmatch(text):
             return text
         data = text.encode("utf-8", "surrogateescape")
-        return self._remember(("text", kind, data), lambda: self._pseudonym(kind, data))
+        made: str = self._remember(("text", kind, data), lambda: self._pseudonym(kind, data))
+        return made
 
     def octets(self, kind: str, data: bytes, room: int) -> bytes:
         """A text in a field of so many bytes: up to its first NUL, whatever follows that."""
