@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +16,7 @@ from tcpkmon.formats.anonymise.settings import LeftOut, host_of, schema_text, se
 from tcpkmon.formats.anonymise.who import Who
 from tcpkmon.formats.base import control
 from tcpkmon.formats.base.byteorder import Endian
-from tcpkmon.formats.base.errors import DamagedError, UsageError
+from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.base.reconciled import Reconciled, What
 from tcpkmon.formats.psc.columns import CLASSIC, TIME, Column
 from tcpkmon.formats.psc.header import (
@@ -33,7 +30,7 @@ from tcpkmon.formats.psc.header import (
     text_data,
 )
 from tcpkmon.formats.psc.reader import Capture, open_capture
-from tcpkmon.formats.verify.psc.clean import Cleaner
+from tcpkmon.formats.verify import is_ours
 
 _ROWS = 1 << 15
 _KINDS: dict[int, type[control.Control]] = {**control.KINDS, Reconciled.location: Reconciled}
@@ -42,48 +39,25 @@ _CONTROL = ("seq", "seq_no", "time_ns", TIME)
 
 
 def anonymise_file(path: Path, to: IO[bytes], who: Who, left_out: LeftOut) -> None:
-    """Write the new file. What makes no sense to this version is left out, and counts as lost."""
-    with _understood(path, left_out) as capture:
+    """Write the new file. The old one is sound; an entry that is cut short is left out."""
+    with open_capture(path) as capture:
+        if capture.is_cut:
+            left_out.repaired.append(f"{path.name}: the last entry, which is cut short")
         writer = _Writer(capture, who)
         to.write(encode_header(_header(capture, who, left_out)))
         for piece in capture.chunks(_ROWS):
             to.write(writer.rows(piece.start, piece.stop))
 
 
-@contextmanager
-def _understood(path: Path, left_out: LeftOut) -> Iterator[Capture]:
-    """The capture, or a copy without the control entries that this version does not know."""
+def check_version(path: Path) -> None:
+    """DamagedError for a file of a newer tcpkmon: nobody knows what is in it."""
     with open_capture(path) as capture:
-        if capture.is_cut:
-            left_out.repaired.append(f"{path.name}: the last entry, which is cut short")
-        unknown: set[int] = set()
-        for row, entry in _controls(capture):
+        for _, entry in capture.controls(0, 1) if capture.controls_fit else ():
             if isinstance(entry, control.Start) and entry.version > control.FORMAT_VERSION:
                 raise DamagedError(
                     f"{path} is of version {entry.version}, and this tcpkmon knows "
                     f"{control.FORMAT_VERSION}", "a newer tcpkmon knows what is in it",
                 )  # fmt: skip
-            if isinstance(entry, control.Unknown):
-                unknown.add(row)
-        if not unknown:
-            yield capture
-            return
-        left_out.records += len(unknown)
-        with tempfile.TemporaryFile() as clean:
-            header = capture.raw(0, capture.data_offset)
-            clean.write(header)
-            Cleaner(capture, unknown, clean).run()
-            clean.flush()
-            with open_capture(f"/proc/self/fd/{clean.fileno()}") as cleaned:
-                yield cleaned
-
-
-def _controls(capture: Capture) -> Iterator[tuple[int, control.Control]]:
-    for row, entry in capture.controls() if capture.controls_fit else ():
-        if isinstance(entry, control.Unknown) and (kind := _KINDS.get(entry.number)) is not None:
-            yield row, kind.from_words(entry.value, entry.raw)
-        else:
-            yield row, entry
 
 
 def _header(capture: Capture, who: Who, left_out: LeftOut) -> Header:
@@ -115,6 +89,7 @@ def _settings(capture: Capture) -> dict[str, Any]:
 class _Writer:
     def __init__(self, capture: Capture, who: Who) -> None:
         self._capture = capture
+        self._is_ours = is_ours(capture)
         self._who = who
         self._size = capture.entry_dtype.itemsize
         self._order = ">" if capture.header.endian == Endian.BIG else "<"
@@ -142,14 +117,13 @@ class _Writer:
         """The entries from one to another, as they are in the new file."""
         found = self._capture.rows(start, stop)
         octets = found.view(np.uint8).reshape(len(found), self._size)
-        is_control = self._capture.control_of(found)
+        is_control = np.zeros(len(found), np.bool_)
+        if self._is_ours:
+            is_control = self._capture.control_of(found)
         made: NDArray[np.uint8] = np.zeros_like(octets)
         made[~is_control] = self._snapshots(octets[~is_control])
         if not is_control.any():
             return made.tobytes()
-        if self._capture.header.endian == Endian.PDP:
-            raise UsageError(f"{self._capture.path} has control entries in PDP order",
-                             "no tcpkmon writes such a file")  # fmt: skip
         made[is_control] = octets[is_control] & self._heads
         typed = made.view(found.dtype)[:, 0]
         at = np.flatnonzero(is_control)
@@ -159,7 +133,10 @@ class _Writer:
             control.words_view(found, self._order)[at].tolist(), strict=True,
         )  # fmt: skip
         for row, callvalue, location, values in entries:
-            entry = self._entry(_KINDS[location].from_words(callvalue, values))
+            if (kind := _KINDS.get(location)) is None:  # repair leaves these out
+                words[row] = 0
+                continue
+            entry = self._entry(kind.from_words(callvalue, values))
             typed["callvalue"][row], words[row] = entry.callvalue(), entry.words()
         return made.tobytes()
 

@@ -15,11 +15,12 @@ from typing import IO, Any
 
 from tcpkmon.formats.anonymise.logs import anonymise_log
 from tcpkmon.formats.anonymise.magnet import anonymise_magnet
-from tcpkmon.formats.anonymise.psc import anonymise_file
+from tcpkmon.formats.anonymise.psc import anonymise_file, check_version
 from tcpkmon.formats.anonymise.settings import LeftOut, plain, segment_name
 from tcpkmon.formats.anonymise.who import Who
 from tcpkmon.formats.base.errors import FileError, TcpkmonError, UsageError
 from tcpkmon.formats.base.files import create_file
+from tcpkmon.formats.base.reconciled import is_difference
 from tcpkmon.formats.base.segments import (
     INDEX,
     Segment,
@@ -101,7 +102,9 @@ def _file(kind: str, path: Path, out: Path, who: Who, left_out: LeftOut) -> None
 def _sound(path: Path, folder: Path, left_out: LeftOut) -> Iterator[Path]:
     """The capture, or a repaired copy of it."""
     found = format_of(path)
-    if max((one.exit_code for one in found.verify(path)), default=0) != DOES_NOT_ADD_UP:
+    if found.name == "psc":
+        check_version(path)
+    if not any(map(_is_damaged, found.verify(path))):
         yield path
         return
     with tempfile.TemporaryDirectory(dir=folder, prefix=".anonymise-") as scratch:
@@ -109,6 +112,13 @@ def _sound(path: Path, folder: Path, left_out: LeftOut) -> Iterator[Path]:
         summary, _ = found.repair(path, copy)
         left_out.repaired.append(f"{path.name}: {summary}")
         yield copy
+
+
+def _is_damaged(report: Report) -> bool:
+    """Not where only the kernel's sockets differ from the records."""
+    told = [problem.what for problem in report.problems]
+    is_sound = len(told) == report.problems_total and all(map(is_difference, told))
+    return report.exit_code == DOES_NOT_ADD_UP and not (told and is_sound)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 from tcpkmon.formats.anonymise.who import Who
 from tcpkmon.formats.base.segments import parse_name
-from tcpkmon.formats.schema.comments import comment_lines, split_doc
+from tcpkmon.formats.schema import comment_lines, split_doc
 
 NAME = "anonymised"
 """Of the setting that says so."""
@@ -24,7 +24,7 @@ _DOTTED = re.compile(r"\d+\.\d+\.\d+\.\d|::|([0-9a-f]{1,4}:){3}", re.ASCII | re.
 _VALUES = re.compile(r"[-\d. ]*|[a-z_0-9 -]{0,80}", re.ASCII)
 """Of sysctl: numbers, or names of algorithms."""
 _SYSCTL = re.compile(r"net\.[a-z0-9_.]{1,80}", re.ASCII)
-_KEY = re.compile(r"\w{1,64}", re.ASCII)
+_KEY = re.compile(r"[\w ]{1,64}", re.ASCII)
 _TAG = re.compile(
     r"none-?\d+|shed\d|auto|address|classic|data|default|extra|fack|full|function|none|pm|raw|"
     r"removed|sack|sample|sleep|sys",
@@ -40,8 +40,6 @@ class LeftOut:
 
     names: list[str] = field(default_factory=list)
     """Keys of a header."""
-    records: int = 0
-    """Entries of a kind that this version does not know."""
     repaired: list[str] = field(default_factory=list)
     """What was left out as it was damaged: a line for each file."""
 
@@ -105,6 +103,8 @@ def plain(who: Who, value: Any) -> Any:
     """What tcpkmon itself says: words, numbers; other texts are replaced."""
     if isinstance(value, str):
         is_plain = _WORD.fullmatch(value) and not _DOTTED.search(value)
+        if _DOTTED.search(value) and "addresses" in who.replaced:
+            return who.hidden(value)
         return value if is_plain else who.text("paths" if "/" in value else "texts", value)
     return _each(who, value, plain)
 
@@ -115,6 +115,8 @@ def _condition(who: Who, value: Any) -> Any:
         return _each(who, value, _condition)
     has_port = "ports" in who.replaced and re.search(r"\d", value)
     is_plain = _WORD.fullmatch(value) and not _DOTTED.search(value) and not has_port
+    if has_port or (_DOTTED.search(value) and "addresses" in who.replaced):
+        return who.hidden(value)
     return value if is_plain else who.text("notes", value)
 
 

@@ -89,6 +89,10 @@ class Who:
         made: str = self._remember(("text", kind, data), lambda: self._pseudonym(kind, data))
         return made
 
+    def hidden(self, text: str) -> str:
+        """A text, whatever is to be replaced: there is an address in it."""
+        return self._pseudonym("texts", text.encode("utf-8", "surrogateescape"))
+
     def octets(self, kind: str, data: bytes, room: int) -> bytes:
         """A text in a field of so many bytes: up to its first NUL, whatever follows that."""
         data = data.split(b"\0", 1)[0]

@@ -39,8 +39,7 @@ def command(file: Path, output: Path, keep: str, also: str, key: Path | None) ->
     Exit code 3: records are lost, in FILE already or as they were left out; 5: OUT does not add
     up, as FILE did not.
     """
-    from tcpkmon.formats.anonymise import Who, anonymise, choose, read_key
-    from tcpkmon.formats.anonymise.kinds import ALWAYS_KEPT, KINDS
+    from tcpkmon.formats.anonymise import ALWAYS_KEPT, KINDS, Who, anonymise, choose, read_key
 
     replaced = choose(_kinds(keep), _kinds(also))
     done = anonymise(file, output, Who(read_key(key), replaced))
@@ -49,8 +48,6 @@ def command(file: Path, output: Path, keep: str, also: str, key: Path | None) ->
     say(f"tcpkmon anonymise: kept: {', '.join(kept)}; and {ALWAYS_KEPT}")
     for line in done.left_out.repaired:
         say(f"tcpkmon anonymise: left out as damaged: {line}")
-    if done.left_out.records:
-        say(f"tcpkmon anonymise: left out {done.left_out.records} entries of unknown kinds")
     if done.left_out.names:
         say(f"tcpkmon anonymise: left out of headers: {', '.join(done.left_out.names)}")
     for report in done.reports[-1:]:
