@@ -30,6 +30,6 @@ from tcpkmon.formats.schema.types import field_type
 
 __all__ = [
     "Arch", "Enum", "Event", "Field", "LogLevel", "Place", "Schema", "Suggestions", "comment_lines",
-    "decode_text",    "enabled_events", "field_type", "format_schema", "load", "load_partly", "parse",
+    "decode_text", "enabled_events", "field_type", "format_schema", "load", "load_partly", "parse",
     "place_fields", "read_text", "schema_name", "split_doc", "suggest",
 ]  # fmt: skip
