@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics by OTLP: a real receiver takes what the SDK sends, and reads it by OpenTelemetry's protos."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
+
+from tcpkmon.collector.commands.metrics import command
+from tcpkmon.collector.commands.openmetrics import make_metrics
+from tcpkmon.collector.commands.otlp import Sender
+from tcpkmon.collector.linux import isolated
+from tcpkmon.collector.metrics.endpoint import check_endpoint
+from tcpkmon.collector.metrics.histogram import Histogram
+from tcpkmon.formats.base.errors import UsageError
+
+protos = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
+WAIT_S = 60.0
+
+
+class Receiver:
+    """An HTTP server on loopback that parses what it gets. status: what it answers."""
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+        self.paths: list[str] = []
+        self.status = 200
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                data = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers.get("Content-Encoding") == "gzip":
+                    data = gzip.decompress(data)
+                receiver.paths.append(self.path)
+                receiver.got.append(protos.ExportMetricsServiceRequest.FromString(data))
+                self.send_response(receiver.status)
+                self.end_headers()
+                self.wfile.write(protos.ExportMetricsServiceResponse().SerializeToString())
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1/metrics"
+
+    def metrics(self) -> dict[str, Any]:
+        """The last ones, by name."""
+        (resource,) = self.got[-1].resource_metrics
+        (scope,) = resource.scope_metrics
+        found = {one.name: one for one in scope.metrics}
+        assert len(found) == len(scope.metrics)
+        return found
+
+    def resource(self) -> dict[str, str]:
+        listed = self.got[-1].resource_metrics[0].resource.attributes
+        return {one.key: one.value.string_value for one in listed}
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    thread = threading.Thread(target=made.server.serve_forever)
+    thread.start()
+    try:
+        yield made
+    finally:
+        made.server.shutdown()
+        thread.join()
+        made.server.server_close()
+
+
+def histogram(*values_us: int) -> dict[str, Any]:
+    import numpy as np
+
+    made = Histogram(4, 25)
+    made.add(np.array(values_us, np.uint64))
+    return made.told()
+
+
+ANSWER: dict[str, Any] = {
+    "tcpkmon": "0.1.0", "format": "psc", "schemata": "tcp", "records": 700, "enabled": True,
+    "events": [], "outcomes": {"RTO": {"attempts": 9, "written": 7, "filtered": 2}},
+    "lost": {"ring full": 3}, "cost": {"cpu_s": 1.5, "memory_bytes": 1 << 20},
+    "tcp": {
+        "srtt": histogram(20, 30, 1000), "min_rtt": histogram(20), "handshake": histogram(500),
+        "duration": {"client": histogram(10_000, 20_000), "server": histogram(1 << 40)},
+        "opened": {"client": 2, "server": 1}, "closed": [["client", "reset sent", 1]],
+        "retransmits": {"timeout": 2, "syn": 3, "recovery": 4, "probe": 5, "synack": 1},
+        "zero_window": {"segments": 6, "probes": 8}, "bytes": {"sent": 10, "received": 20},
+        "counting_s": 0.1,
+    },
+}
+
+
+class Answers(Collector):
+    def collect(self) -> Any:
+        return list(make_metrics({"run.pm": ANSWER}, 0))
+
+    def describe(self) -> Any:
+        return ()
+
+
+@contextmanager
+def sender(url: str) -> Iterator[Sender]:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Answers())
+    made = Sender(registry, url)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def attributes(point: Any) -> dict[str, str]:
+    return {one.key: one.value.string_value for one in point.attributes}
+
+
+def values(metric: Any) -> dict[tuple[str, ...], float]:
+    data = metric.sum if metric.HasField("sum") else metric.gauge
+    return {
+        tuple(value for _, value in sorted(attributes(one).items())): (
+            one.as_double if one.HasField("as_double") else one.as_int)
+        for one in data.data_points
+    }  # fmt: skip
+
+
+def test_what_a_receiver_reads(receiver: Receiver) -> None:
+    with sender(receiver.url) as one:
+        assert one.send()
+    assert receiver.paths == ["/v1/metrics"]
+    assert receiver.resource()["service.name"] == "tcpkmon"
+    found = receiver.metrics()
+    assert values(found["tcpkmon_records"]) == {("run.pm",): 700}
+    assert values(found["tcpkmon_lost_records"]) == {("run.pm", "ring_full"): 3}
+    records = found["tcpkmon_records"].sum
+    assert records.is_monotonic and records.aggregation_temporality == 2  # cumulative
+    again = found["system.network.tcp.retransmits"]
+    assert again.unit == "{segment}"
+    assert values(again) == {
+        ("timeout", "run.pm"): 6, ("fast", "run.pm"): 4, ("tail_loss_probe", "run.pm"): 5,
+    }  # fmt: skip
+    assert values(found["system.network.tcp.flow_control.events"]) == {
+        ("zero_window", "run.pm"): 6,
+    }
+    rtt = found["system.network.tcp.rtt.duration"]
+    (point,) = rtt.histogram.data_points
+    assert rtt.unit == "s" and point.count == 3 and point.sum == pytest.approx(0.00105)
+    assert attributes(point) == {"tcpkmon.capture": "run.pm"}
+    assert len(point.bucket_counts) == len(point.explicit_bounds) + 1
+    assert list(point.explicit_bounds) == sorted(point.explicit_bounds)
+    bounds = [0.0, *point.explicit_bounds, float("inf")]
+    for value_s in (20e-6, 30e-6, 1000e-6):
+        at = next(n for n, least in enumerate(bounds[1:]) if value_s <= least)
+        assert point.bucket_counts[at] >= 1
+    assert sum(point.bucket_counts) == 3 and not point.HasField("min")
+    (shake,) = found["system.network.tcp.handshake.duration"].histogram.data_points
+    assert attributes(shake)["network.tcp.handshake.role"] == "client"
+    roles = {
+        attributes(one)["network.tcp.handshake.role"]: one
+        for one in found["system.network.tcp.connection.duration"].histogram.data_points
+    }
+    assert roles["client"].count == 2
+    assert roles["server"].count == roles["server"].bucket_counts[-1] == 1
+
+
+def test_every_family_is_sent(receiver: Receiver) -> None:
+    with sender(receiver.url) as one:
+        one.send()
+    told = {family.name for family in make_metrics({"run.pm": ANSWER}, 0) if family.samples}
+    assert told <= set(receiver.metrics())
+
+
+def test_an_endpoint_that_fails_is_tried_again(
+    receiver: Receiver, capfd: pytest.CaptureFixture[str]
+) -> None:
+    receiver.status = 400  # what the SDK does not try again by itself
+    with sender(receiver.url) as one:
+        assert not one.send() and not one.send()
+        receiver.status = 200
+        assert one.send() and one.send()
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.rpartition("/v1/metrics ")[2] for line in lines] == [
+        "takes no metrics; it is tried again", "takes them again",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [
+    "127.0.0.1:4318", "ftp://a/", "http://", "http://a b/", "http://a:99999/", "unix:/a", "",
+])  # fmt: skip
+def test_what_is_no_endpoint(text: str) -> None:
+    with pytest.raises(UsageError, match="is no URL"):
+        check_endpoint(text)
+
+
+def test_the_command_sends_and_opens_no_port(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TCPKMON_RUN", str(tmp_path))
+    words = isolated.command(
+        "tcpkmon.collector.commands.tcpkmon", "metrics", "--until-eof", f"--otlp={receiver.url}",
+        "--interval=1",
+    )  # fmt: skip
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        until_s = time.monotonic() + WAIT_S
+        while len(receiver.got) < 2 and time.monotonic() < until_s:
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            time.sleep(0.05)
+        assert len(receiver.got) >= 2
+        assert values(receiver.metrics()["tcpkmon_captures"]) == {("no",): 0, ("yes",): 0}
+        listening = Path(f"/proc/{process.pid}/net/tcp").read_text().splitlines()[1:]
+        sockets = {one.readlink().name for one in Path(f"/proc/{process.pid}/fd").iterdir()}
+        own = [line for line in listening if f"socket:[{line.split()[9]}]" in sockets]
+        assert not [line for line in own if line.split()[3] == "0A"]
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        capabilities = [line.split()[1] for line in status.splitlines() if "CapEff" in line]
+        assert [int(one, 16) for one in capabilities] == [0]
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(WAIT_S)
+
+
+def test_once(receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TCPKMON_RUN", str(tmp_path))
+    words = [sys.executable, "-c", "from tcpkmon.collector.commands.tcpkmon import main; main()",
+             "metrics", "--once", "--otlp"]  # fmt: skip
+    assert subprocess.run([*words, receiver.url], check=False).returncode == 0
+    assert len(receiver.got) == 1
+    receiver.status = 400
+    assert subprocess.run([*words, receiver.url], check=False).returncode == 1
+
+
+def test_the_configuration_names_the_endpoint() -> None:
+    from tcpkmon.collector.daemon.config import OTHERS
+
+    _, convert = OTHERS["metrics"]["otlp"]
+    assert convert("http://127.0.0.1:4318/v1/metrics") == "http://127.0.0.1:4318/v1/metrics"
+    with pytest.raises(UsageError):
+        convert("nowhere")
+    assert "otlp" in {option.name for option in command.params}
+    assert json.dumps(ANSWER)
