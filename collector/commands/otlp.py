@@ -113,15 +113,15 @@ def _metric(family: Any, name: str, unit: str, now_ns: int, attributes: Any) -> 
 
     cumulative = AggregationTemporality.CUMULATIVE
     if family.type == "histogram":
-        return Metric(name, family.documentation, unit,
-                      Histogram(list(_histograms(family, now_ns, attributes)), cumulative))  # fmt: skip
+        points = list(_histograms(family, now_ns, attributes))
+        return Metric(name, family.documentation, unit, Histogram(points, cumulative))
     sums: defaultdict[tuple[tuple[str, str], ...], float] = defaultdict(float)
     for sample in family.samples:
         if (made := attributes(sample.labels)) is not None:
             sums[tuple(sorted(made.items()))] += sample.value
     # A start of 0 is "not known": the capture may have begun before this process.
-    points = [NumberDataPoint(dict(key), 0, now_ns, value) for key, value in sums.items()]
-    data = Sum(points, cumulative, True) if family.type == "counter" else Gauge(points)
+    numbers = [NumberDataPoint(dict(key), 0, now_ns, value) for key, value in sums.items()]
+    data = Sum(numbers, cumulative, True) if family.type == "counter" else Gauge(numbers)
     return Metric(name, family.documentation, unit, data)
 
 

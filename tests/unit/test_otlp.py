@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics by OTLP: a real receiver takes what the SDK sends, and reads it by OpenTelemetry's protos."""
+"""OTLP: a real receiver takes what the SDK sends, and reads it by OpenTelemetry's protos."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
@@ -26,9 +27,13 @@ from tcpkmon.collector.linux import isolated
 from tcpkmon.collector.metrics.endpoint import check_endpoint
 from tcpkmon.collector.metrics.histogram import Histogram
 from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.commands import requests
+from tests.unit.request_capture import server, write_requests
 
+traces = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 protos = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
 WAIT_S = 60.0
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs/examples/request_spans.py"
 
 
 class Receiver:
@@ -46,7 +51,10 @@ class Receiver:
                 if self.headers.get("Content-Encoding") == "gzip":
                     data = gzip.decompress(data)
                 receiver.paths.append(self.path)
-                receiver.got.append(protos.ExportMetricsServiceRequest.FromString(data))
+                kind = protos.ExportMetricsServiceRequest
+                if self.path == "/v1/traces":
+                    kind = traces.ExportTraceServiceRequest
+                receiver.got.append(kind.FromString(data))
                 self.send_response(receiver.status)
                 self.end_headers()
                 self.wfile.write(protos.ExportMetricsServiceResponse().SerializeToString())
@@ -241,6 +249,39 @@ def test_once(receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(receiver.got) == 1
     receiver.status = 400
     assert subprocess.run([*words, receiver.url], check=False).returncode == 1
+
+
+def test_requests_as_spans(receiver: Receiver, tmp_path: Path) -> None:
+    """The example of docs/requests.md."""
+    real_ns = 1_700_000_000 * 10**9
+    write_requests(tmp_path / "run.pm", server(think=40, count=3), clock=(0, real_ns, 100))
+    told = CliRunner().invoke(
+        requests.command, [str(tmp_path / "run.pm"), "--json"], standalone_mode=False
+    )
+    rows = [json.loads(line) for line in told.stdout.splitlines() if line.startswith("{")]
+    assert [row["side"] for row in rows] == ["server"] * 3
+    ids = [f"{number:032x}" for number in (1, 2)]
+    lines = [
+        {"time": rows[number + 1]["start"], "peer_port": 40000,
+         "traceparent": f"00-{one}-00f067aa0ba902b7-01"}
+        for number, one in enumerate(ids)
+    ]  # fmt: skip
+    lines.append({**lines[0], "peer_port": 1})
+    lines.append({**lines[0], "traceparent": "none"})
+    (tmp_path / "log").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, tmp_path / "log", receiver.url.replace("metrics", "traces")],
+        input=told.stdout, text=True, capture_output=True, check=True, timeout=WAIT_S,
+    )  # fmt: skip
+    assert done.stdout == "2 spans\n", done.stderr
+    (resource,) = receiver.got[-1].resource_spans
+    spans = resource.scope_spans[0].spans
+    assert [one.trace_id.hex() for one in spans] == ids
+    for span, row in zip(spans, rows[1:], strict=True):
+        assert span.parent_span_id.hex() == "00f067aa0ba902b7"
+        assert span.end_time_unix_nano - span.start_time_unix_nano == row["total_ns"]
+        known = {one.key: one.value for one in span.attributes}
+        assert known["tcpkmon.think_ns"].int_value == row["think_ns"]
 
 
 def test_the_configuration_names_the_endpoint() -> None:
