@@ -104,7 +104,7 @@ class _Writer:
 
     def _place(self, column: Column) -> Place:
         order = ">" if column.is_network else self._order
-        if column.is_time or not column.is_raw:
+        if column.is_time or column.is_integer:
             kind = KEEP if column.is_time else kind_of("SNAPSHOT", column.name, "int",
                                                        column.length)  # fmt: skip
             return Place(column.offset, column.length, kind, order)

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,72 +20,23 @@ from prometheus_client.registry import Collector
 from tcpkmon.collector.commands.metrics import command
 from tcpkmon.collector.commands.openmetrics import make_metrics
 from tcpkmon.collector.commands.otlp import Sender
+from tcpkmon.collector.daemon.metrics_process import MetricsProcess
 from tcpkmon.collector.linux import isolated
 from tcpkmon.collector.metrics.endpoint import check_endpoint
 from tcpkmon.collector.metrics.histogram import Histogram
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.commands import requests
+from tests.unit.otlp_receiver import Receiver, attributes, receiving, values
 from tests.unit.request_capture import server, write_requests
 
-traces = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
-protos = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
 WAIT_S = 60.0
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs/examples/request_spans.py"
 
 
-class Receiver:
-    """An HTTP server on loopback that parses what it gets. status: what it answers."""
-
-    def __init__(self) -> None:
-        self.got: list[Any] = []
-        self.paths: list[str] = []
-        self.status = 200
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                data = self.rfile.read(int(self.headers["Content-Length"]))
-                if self.headers.get("Content-Encoding") == "gzip":
-                    data = gzip.decompress(data)
-                receiver.paths.append(self.path)
-                kind = protos.ExportMetricsServiceRequest
-                if self.path == "/v1/traces":
-                    kind = traces.ExportTraceServiceRequest
-                receiver.got.append(kind.FromString(data))
-                self.send_response(receiver.status)
-                self.end_headers()
-                self.wfile.write(protos.ExportMetricsServiceResponse().SerializeToString())
-
-            def log_message(self, format: str, *arguments: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1/metrics"
-
-    def metrics(self) -> dict[str, Any]:
-        """The last ones, by name."""
-        (resource,) = self.got[-1].resource_metrics
-        (scope,) = resource.scope_metrics
-        found = {one.name: one for one in scope.metrics}
-        assert len(found) == len(scope.metrics)
-        return found
-
-    def resource(self) -> dict[str, str]:
-        listed = self.got[-1].resource_metrics[0].resource.attributes
-        return {one.key: one.value.string_value for one in listed}
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    thread = threading.Thread(target=made.server.serve_forever)
-    thread.start()
-    try:
+    with receiving() as made:
         yield made
-    finally:
-        made.server.shutdown()
-        thread.join()
-        made.server.server_close()
 
 
 def histogram(*values_us: int) -> dict[str, Any]:
@@ -131,19 +79,6 @@ def sender(url: str) -> Iterator[Sender]:
         yield made
     finally:
         made.close()
-
-
-def attributes(point: Any) -> dict[str, str]:
-    return {one.key: one.value.string_value for one in point.attributes}
-
-
-def values(metric: Any) -> dict[tuple[str, ...], float]:
-    data = metric.sum if metric.HasField("sum") else metric.gauge
-    return {
-        tuple(value for _, value in sorted(attributes(one).items())): (
-            one.as_double if one.HasField("as_double") else one.as_int)
-        for one in data.data_points
-    }  # fmt: skip
 
 
 def test_what_a_receiver_reads(receiver: Receiver) -> None:
@@ -239,6 +174,22 @@ def test_the_command_sends_and_opens_no_port(
         assert process.stdin is not None
         process.stdin.close()
         process.wait(WAIT_S)
+
+
+def test_the_daemons_process_sends(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TCPKMON_RUN", str(tmp_path))
+    metrics = MetricsProcess()
+    metrics.adopt({"otlp": receiver.url}, None)
+    try:
+        until_s = time.monotonic() + WAIT_S
+        while not receiver.got and time.monotonic() < until_s:
+            metrics.look_after()
+            time.sleep(0.05)
+    finally:
+        metrics.end()
+    assert "tcpkmon_captures" in receiver.metrics()
 
 
 def test_once(receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
