@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -28,11 +28,11 @@ Answer = Callable[[str], tuple[bytes, str]]
 async def serve(
     registry: CollectorRegistry,
     listener: socket.socket | None,
-    write: Callable[[], None] | None,
+    writes: Sequence[Callable[[], object]],
     interval_s: float,
     until: int | None = None,
 ) -> None:
-    """Serve, and write each interval_s, until Ctrl-C. Raises what write() raises.
+    """Serve, and write each interval_s, until Ctrl-C. Raises what they raise.
 
     until: it ends, with CancelledError, when this descriptor, a pipe's, has no writer any more.
     """
@@ -42,7 +42,7 @@ async def serve(
         encoder, kind = choose_encoder(accept)
         return encoder(registry), kind
 
-    async def keep_writing(write: Callable[[], None]) -> None:
+    async def keep_writing(write: Callable[[], object]) -> None:
         while True:
             next_s = time.monotonic() + interval_s
             await asyncio.to_thread(write)
@@ -51,7 +51,7 @@ async def serve(
     this = asyncio.current_task()
     if until is not None and this is not None:
         asyncio.get_running_loop().add_reader(until, this.cancel)
-    tasks = [keep_writing(write)] if write is not None else []
+    tasks = [keep_writing(write) for write in writes]
     if listener is not None:
         tasks.append(Server(listener, answer).run())
     await asyncio.gather(*tasks)

@@ -33,6 +33,7 @@ from tcpkmon.collector.commands import (
 from tcpkmon.collector.commands.history import iscan, monitor, msmod
 from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.commands import (
+    anonymise,
     check,
     condense,
     connections,
@@ -71,6 +72,7 @@ for _part in (
     verify,
     repair,
     cut,
+    anonymise,
     schema,
     decode,
     export,

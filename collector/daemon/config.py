@@ -19,6 +19,7 @@ from typing import Any
 from tcpkmon.collector.control.access import find_group
 from tcpkmon.collector.daemon.toml_files import MOST_TOLD, ConfigError, Sources
 from tcpkmon.collector.daemon.toml_lines import Keys
+from tcpkmon.collector.metrics.endpoint import check_endpoint
 from tcpkmon.collector.plan.choice import check_names
 from tcpkmon.collector.plan.filters import Filters, parse
 from tcpkmon.collector.plan.options import Convert, make_part, options_of, path, tables_of, text
@@ -57,7 +58,10 @@ OPTIONS, FILTERS = _keys_of(Request), _keys_of(Filters)
 PARTS = {name: _keys_of(kind) for name, kind in tables_of(Request).items()}
 """The tables inside a capture's."""
 OTHERS: dict[str, dict[str, tuple[str, Convert]]] = {
-    "metrics": {"listen": ("listen", _listen), "textfile": ("textfile", path)},
+    "metrics": {
+        "listen": ("listen", _listen), "textfile": ("textfile", path),
+        "otlp": ("otlp", lambda value: check_endpoint(text(value))),
+    },
     "control": {"group": ("group", lambda value: find_group(text(value)))},
 }
 """The tables beside the captures."""

@@ -14,6 +14,8 @@ _ANALYSIS = ("duckdb", "matplotlib", "perfetto", "pyarrow", "scipy")
 
 def how_to_install(package: str) -> str:
     """A hint for people. package: its name on PyPI."""
+    if sys.prefix == _DEBIAN and package.startswith("opentelemetry"):
+        return "Debian has no package of it: install tcpkmon as a wheel (docs/installing.md)"
     if sys.prefix == _DEBIAN:  # it sees the system's packages
         name = "tcpkmon-analysis" if package in _ANALYSIS else f"python3-{package}"
         return f"sudo apt install {name}"

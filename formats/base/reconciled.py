@@ -72,6 +72,11 @@ class Reconciled(Control):
         return f"{who}: {name} {self.record} by its last record, {self.kernel} by the kernel"
 
 
+def is_difference(problem: str) -> bool:
+    """Whether a problem that verify found is a difference: nothing in the file is damaged."""
+    return problem.startswith(tuple(f"{when}: connection " for when in WHEN))
+
+
 def from_words(callvalue: int, words: Sequence[int]) -> Reconciled:
     """The entry with this callvalue and these ten u32 words."""
     return Reconciled.from_words(callvalue, words)

@@ -2,7 +2,7 @@
 """The commands that need only files: one module each, which parses, calls and prints."""
 
 __all__ = [
-    "check",
+    "anonymise", "check",
     "condense", "connections", "cut", "decode",
     "diff",
     "export", "flamegraph", "join", "latency", "magnet_parse",

@@ -53,6 +53,8 @@ def _write_timeline(form: str, records: Records, output: Path | None, force: boo
         return
     with create_file(output, force) as out:
         writers[form](records, out)
+
+
 def _write_pcapng(reader: Reader, output: Path | None, force: bool) -> None:
     from tcpkmon.formats.export import pcapng
 

@@ -4,6 +4,7 @@
 `parse` and `load` read it, `format_schema` writes it, `field_type` gives widths and C types.
 """
 
+from tcpkmon.formats.schema.comments import comment_lines, split_doc
 from tcpkmon.formats.schema.model import (
     Arch,
     Enum,
@@ -28,7 +29,7 @@ from tcpkmon.formats.schema.resolve import enabled_events
 from tcpkmon.formats.schema.types import field_type
 
 __all__ = [
-    "Arch", "Enum", "Event", "Field", "LogLevel", "Place", "Schema", "Suggestions", "decode_text",
-    "enabled_events", "field_type", "format_schema", "load", "load_partly", "parse",
-    "place_fields", "read_text", "schema_name", "suggest",
+    "Arch", "Enum", "Event", "Field", "LogLevel", "Place", "Schema", "Suggestions", "comment_lines",
+    "decode_text", "enabled_events", "field_type", "format_schema", "load", "load_partly", "parse",
+    "place_fields", "read_text", "schema_name", "split_doc", "suggest",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from tcpkmon.formats.verify.magnet.check import verify_magnet
 from tcpkmon.formats.verify.magnet.repair import repair_magnet
 from tcpkmon.formats.verify.psc.check import verify_capture, verify_file
 from tcpkmon.formats.verify.psc.cut import cut_file
+from tcpkmon.formats.verify.psc.entries import is_ours
 from tcpkmon.formats.verify.psc.repair import repair_file
 from tcpkmon.formats.verify.report import CAUSES, DOES_NOT_ADD_UP, Missed, Problem, Report, Row
 from tcpkmon.formats.verify.table import make_console, print_report
@@ -23,6 +24,7 @@ __all__ = [
     "Report",
     "Row",
     "cut_file",
+    "is_ours",
     "make_console",
     "print_report",
     "repair_file",

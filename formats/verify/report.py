@@ -151,6 +151,15 @@ def find_unseen(settings: object) -> list[str]:
     return [f"not seen: {found}"] if found and isinstance(found, str) else []
 
 
+def find_anonymised(settings: object) -> list[str]:
+    """What a header's settings say that was replaced afterwards: a text, or none."""
+    found = settings.get("anonymised") if isinstance(settings, dict) else None
+    kinds = found.get("replaced") if isinstance(found, dict) else None
+    if not isinstance(kinds, list):
+        return []
+    return [f"anonymised; replaced are: {', '.join(str(one) for one in kinds[:50])}"]
+
+
 @dataclass
 class Report:
     """The result for one file. Counts are entries, sequence numbers or events; times are ns."""

@@ -20,7 +20,14 @@ from tcpkmon.formats.verify.balance import (
 )
 from tcpkmon.formats.verify.changes import ChangeCheck
 from tcpkmon.formats.verify.ledger import Ledger, Tally, of_point
-from tcpkmon.formats.verify.report import I64, NOT_CLOSED, Report, find_unproven, find_unseen
+from tcpkmon.formats.verify.report import (
+    I64,
+    NOT_CLOSED,
+    Report,
+    find_anonymised,
+    find_unproven,
+    find_unseen,
+)
 from tcpkmon.formats.verify.tape import FAILED, Decoder, End, Found, Item, Opening, Records, Told
 from tcpkmon.formats.verify.window import Window
 
@@ -117,7 +124,7 @@ class Run(Found):
             self.problems.add(last.index, what)
         decoder.conclude(self)
         report.unproven = find_unproven(settings)
-        report.notes += find_unseen(settings)
+        report.notes += find_unseen(settings) + find_anonymised(settings)
 
         def epoch_ns(mono_ns: int) -> int:
             return mono_ns + decoder.ahead_ns

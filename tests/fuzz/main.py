@@ -45,6 +45,7 @@ _POLL_S = 0.1
 _MOST_TRIES = 50
 _MODULES = (
     "tcpkmon.formats.analysis",
+    "tcpkmon.formats.anonymise",
     "tcpkmon.formats.commands.decode",
     "tcpkmon.formats.commands.export",
     "tcpkmon.formats.commands.pmgraph",

@@ -203,6 +203,28 @@ def repair(data: bytes) -> None:
             assert not reader.damaged, f"repaired, but {list(reader.warnings)}"
 
 
+def anonymised(data: bytes) -> None:
+    """What was anonymised is as proven as the file, or as its repair; and anonymised once more."""
+    from tcpkmon.formats.anonymise import DEFAULT, Who, anonymise
+    from tcpkmon.formats.registry import format_of
+
+    path, new, again = _stored(data), _fresh(), _fresh().with_suffix(".again")
+    again.unlink(missing_ok=True)
+    who = Who(bytes(32), DEFAULT | {"ports"})
+    try:
+        done = anonymise(path, new, who)
+    except (DamagedError, UsageError):
+        assert not new.exists()
+        return
+    assert path.read_bytes() == data
+    (report,) = format_of(path).verify(path)
+    if report.exit_code != DAMAGED:
+        assert done.exit_code == report.exit_code, (done.exit_code, report.exit_code)
+        assert done.reports[0].entries == report.entries
+    assert anonymise(new, again, who).exit_code == done.exit_code
+    again.unlink()
+
+
 def cut(data: bytes) -> None:
     """What is cut out of a file that verify passes is proven as that is; others are refused."""
     import numpy as np
@@ -926,6 +948,7 @@ TARGETS = {
     "detect-psc": Target("psc", 60, detect),
     "verify-psc": Target("psc", 80, verify),
     "repair-psc": Target("psc", 20, repair),
+    "anonymise-psc": Target("psc", 20, anonymised),
     "cut-psc": Target("psc", 20, cut),
     "csv-psc": Target("psc", 20, exporting("csv"), in_c=True),
     "json-psc": Target("psc", 20, exporting("json"), in_c=True),
@@ -944,6 +967,7 @@ TARGETS = {
     "detect-klogger": Target("klogger", 30, detect),
     "verify-klogger": Target("klogger", 50, verify),
     "repair-klogger": Target("klogger", 20, repair),
+    "anonymise-klogger": Target("klogger", 20, anonymised),
     "csv-klogger": Target("klogger", 10, exporting("csv"), in_c=True),
     "arrow-klogger": Target("klogger", 10, exporting("arrow")),
     "perfetto-klogger": Target("klogger", 10, exporting("perfetto")),
@@ -957,6 +981,7 @@ TARGETS = {
     "detect-magnet": Target("magnet", 20, detect),
     "verify-magnet": Target("magnet", 50, verify),
     "repair-magnet": Target("magnet", 30, repair),
+    "anonymise-magnet": Target("magnet", 30, anonymised),
     "json-magnet": Target("magnet", 10, exporting("json"), in_c=True),
     "arrow-magnet": Target("magnet", 10, exporting("arrow")),
     "perfetto-magnet": Target("magnet", 10, exporting("perfetto")),

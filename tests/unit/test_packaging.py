@@ -109,7 +109,7 @@ def set_up(clone: Path, *arguments: str) -> list[str]:
 
 
 def test_setup_installs_once(clone: Path) -> None:
-    assert [line.split()[-1] for line in set_up(clone)] == [".[plot,export]"]
+    assert [line.split()[-1] for line in set_up(clone)] == [".[plot,export,anonymise]"]
     assert set_up(clone) == []
 
 
@@ -136,7 +136,7 @@ def test_setup_compiles_again_what_was_cleared_away(clone: Path) -> None:
 
 def test_setup_for_tests_adds_and_stays(clone: Path) -> None:
     set_up(clone)
-    assert [line.split()[-1] for line in set_up(clone, "--tests")] == [".[plot,export,dev]"]
+    assert [line.split()[-1] for line in set_up(clone, "--tests")] == [".[plot,export,anonymise,dev]"]
     assert set_up(clone) == []
     assert set_up(clone, "--tests") == []
 

@@ -45,7 +45,7 @@ ROOMS = {
         ("tables",),
         ("export",),
         ("timeline",),
-        ("analysis", "pmgraph"),
+        ("analysis", "anonymise", "pmgraph"),
         ("registry",),
         ("verify",),
         ("magnet",),

@@ -158,8 +158,13 @@ def is_number(capture: Capture, name: str) -> bool:
 
 
 def has_our_header(capture: Capture) -> bool:
-    """Whether the header has kinds that only tcpkmon writes."""
-    return bool({KIND_SCHEMA, KIND_SETTINGS} & set(capture.header.extras))
+    """Whether the header has kinds that only a capture of tcpkmon has: settings that say that a
+    file was anonymised are none."""
+    kinds = set(capture.header.extras)
+    if KIND_SCHEMA in kinds or KIND_SETTINGS not in kinds:
+        return KIND_SCHEMA in kinds
+    settings = capture.settings
+    return not isinstance(settings, dict) or set(settings) != {"anonymised"}
 
 
 def is_ours(capture: Capture) -> bool:
