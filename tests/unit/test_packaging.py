@@ -136,7 +136,8 @@ def test_setup_compiles_again_what_was_cleared_away(clone: Path) -> None:
 
 def test_setup_for_tests_adds_and_stays(clone: Path) -> None:
     set_up(clone)
-    assert [line.split()[-1] for line in set_up(clone, "--tests")] == [".[plot,export,anonymise,dev]"]
+    done = set_up(clone, "--tests")
+    assert [line.split()[-1] for line in done] == [".[plot,export,anonymise,dev]"]
     assert set_up(clone) == []
     assert set_up(clone, "--tests") == []
 
