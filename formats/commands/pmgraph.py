@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,20 +76,12 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("-M", "--maximum-memory", is_flag=True,
               help="print the most system memory used, in bytes")
 @click.option("-x", "--xgraph", is_flag=True, help="write xgraph files into the current directory")
-@click.option("--sequence", is_flag=True,
-              help="draw the time-sequence graph: what was sent and acknowledged, the edges of the "
-              "windows, what was sent again, and what limited each moment")
-@click.option("--xplot", type=click.Path(readable=False, path_type=Path), metavar="FILE",
-              help="write the time-sequence graph for xplot, as tcptrace does; of several "
-              "connections a file for each")
 @click.option("-o", "--output", type=click.Path(readable=False, path_type=Path), metavar="FILE",
               help="draw into FILE: .png, .svg or .pdf")
 @click.option("--axis", type=click.Choice(["start", "clock"]), default="start", show_default=True,
               help="of several captures: each begins at 0, or they lie as the time of day says")
 @click.option("--zoom", metavar="FROM..TO",
               help="draw this part of the time axis: --zoom 3.2s..3.4s")
-@click.option("--around", metavar="EVENT",
-              help="draw the time around the first rto, retransmit, probe, reset, or location")
 @click.option("--size", metavar="WIDTHxHEIGHT",
               help="of the picture of -o, in pixels: --size 1600x900")
 @click.option("--force", is_flag=True, help="let -x and -o overwrite files")
@@ -117,8 +108,6 @@ def command(context: click.Context, /, files: tuple[Path, ...], **asked: Any) ->
         if found.shown_by != "pmgraph" and is_some:
             raise FileError(f"{file} is {found.title}, not a PSC file", f"use {found.shown_by}")
     groups = group(files) if len(files) > 1 else [[*files]]
-    if len(groups) > 1 and (asked["sequence"] or asked["xplot"] or asked["around"]):
-        raise UsageError("--sequence, --xplot and --around take one capture")
     if len(groups) > 1 and (letter := next((one for one in _OF_ONE if asked[one]), "")):
         raise UsageError(f"{_OF_ONE[letter]} takes one capture", "give the files one by one")
     with ExitStack() as stack:
@@ -148,15 +137,11 @@ def main() -> None:
 
 
 def _check(files: Sequence[Path], asked: dict[str, Any]) -> None:
-    letters = {"text": "-T", "xgraph": "-x", "output": "-o", "xplot": "--xplot"}
-    given = [name for name in letters if asked[name]]
+    given = [name for name in ("text", "xgraph", "output") if asked[name]]
     if len(given) > 1:
+        letters = {"text": "-T", "xgraph": "-x", "output": "-o"}
         raise UsageError(f"{' and '.join(letters[name] for name in given)} exclude each other")
-    if asked["zoom"] and asked["around"]:
-        raise UsageError("--zoom and --around exclude each other")
-    if asked["sequence"] and (asked["text"] or asked["xgraph"]):
-        raise UsageError("--sequence is for pictures", "--xplot FILE writes it as text")
-    if (asked["zoom"] or asked["around"]) and (asked["text"] or asked["xgraph"]):
+    if asked["zoom"] and (asked["text"] or asked["xgraph"]):
         raise UsageError("--zoom is for pictures", "tcpkmon cut --since --until chooses records")
     if asked["size"]:
         if not asked["output"]:
@@ -173,10 +158,6 @@ def _check(files: Sequence[Path], asked: dict[str, Any]) -> None:
 
 def _show(capture: Capture, selection: Selection, asked: dict[str, Any]) -> None:
     out = sys.stdout.buffer
-    if asked["around"]:
-        from tcpkmon.formats.pmgraph.sequence import around
-
-        selection = replace(selection, zoom=around(capture, selection, asked["around"]))
     # With -T the other answers are comments in the text.
     if asked["maximum_memory"]:
         from tcpkmon.formats.pmgraph.quantities import find_maximum_bytes
@@ -196,18 +177,6 @@ def _show(capture: Capture, selection: Selection, asked: dict[str, Any]) -> None
 
         for path in write_xgraph(capture, selection, Path(), asked["force"]):
             click.echo(for_terminal(str(path)))
-    elif asked["xplot"]:
-        from tcpkmon.formats.pmgraph.xplot import write_xplot
-
-        paths, notes = write_xplot(capture, selection, asked["xplot"], asked["force"])
-        for line in notes:
-            _say(line)
-        for path in paths:
-            click.echo(for_terminal(str(path)))
-    elif asked["sequence"]:
-        from tcpkmon.formats.pmgraph.sequence import build_sequence
-
-        _draw(lambda bins: build_sequence(capture, selection, bins), asked)
     elif asked["output"] or not _is_answered(selection, asked):
         from tcpkmon.formats.pmgraph.pages import build_pages
 

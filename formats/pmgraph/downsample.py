@@ -59,11 +59,6 @@ class Curve:
         self._held = 0
         self.records = 0
 
-    @property
-    def window(self) -> tuple[float, float] | None:
-        """The time of which it has points; None: all."""
-        return self._window
-
     def add(self, times: Array, values: Array) -> None:
         """Add (n,) times and values, in the order of the file."""
         if self._window is not None:

@@ -25,7 +25,7 @@ from tcpkmon.formats.drawing import (
     styled,
     write_figure,
 )
-from tcpkmon.formats.pmgraph.marks import draw_bands, mark_events, shade_losses, shade_off
+from tcpkmon.formats.pmgraph.marks import mark_events, shade_losses, shade_off
 from tcpkmon.formats.pmgraph.pages import Page, Panel
 
 BINS = 2000
@@ -128,7 +128,6 @@ def _draw_page(part: Any, page: Page) -> None:
         _draw_panel(axes, panel)
         shade_losses(axes, page, labelled=axes is rows[0])
         shade_off(axes, page, labelled=axes is rows[0])
-    draw_bands(rows[0], page)
     marked = page.event_panel()
     if marked is not None:
         mark_events(rows[marked], page, page.panels[marked])
@@ -165,8 +164,6 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     if panel.from_zero and not panel.logarithmic and any(len(line.values) for line in panel.lines):
         top = max(float(line.values.max(initial=0)) for line in panel.lines)
         axes.set_ylim(-0.04 * (top or 1), 1.08 * (top or 1))
-    if panel.shown is not None:
-        axes.set_ylim(*panel.shown)
     if names:
         axes.set_yticks(range(len(names)), names, fontsize=6)
         axes.set_ylim(-0.7, len(names) - 0.3)

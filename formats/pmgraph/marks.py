@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from tcpkmon.formats.analysis.why import LIMITS
 from tcpkmon.formats.drawing import PALETTE
 from tcpkmon.formats.pmgraph.pages import Page, Panel
 from tcpkmon.formats.pmgraph.symbols import SYMBOLS, Symbol
@@ -17,11 +16,6 @@ Axes = Any
 
 _MOST_MARKS = 150
 _ROW_SHARE = 0.045
-_STRIP = 0.035
-_OFTEN = ("cwnd", "rwnd", "app", "recovery", "pacing", "slow_start", "rto_wait")
-_LIMITS = (*_OFTEN, *(limit for limit in LIMITS if limit not in _OFTEN))
-"""The first ones have a colour each, the others one with a pattern."""
-_HATCHES = ("", "////", "....", "xxxx", "----")
 
 
 def shade_losses(axes: Axes, page: Page, labelled: bool) -> None:
@@ -41,19 +35,6 @@ def shade_off(axes: Axes, page: Page, labelled: bool) -> None:
             label = f"{name} off: not recorded" if labelled and not index else None
             axes.axvspan(one.begin, one.end, facecolor="0.95", edgecolor="0.6", hatch="....",
                          linewidth=0.5, zorder=0.4, label=label, gid="off")  # fmt: skip
-
-
-def draw_bands(axes: Axes, page: Page) -> None:
-    """A strip along the top: what limited the connection; a limit looks alike in all pictures."""
-    for limit in dict.fromkeys(one.limit for one in page.bands):
-        place, label = _LIMITS.index(limit), f"limit: {limit}"
-        colour, hatch = PALETTE[place % len(PALETTE)], _HATCHES[place // len(PALETTE)]
-        for one in (one for one in page.bands if one.limit == limit):
-            axes.axvspan(
-                one.begin, one.end, ymin=1 - _STRIP, facecolor=colour, edgecolor="white",
-                hatch=hatch, linewidth=0, zorder=1.5, label=label, gid="limit",
-            )  # fmt: skip
-            label = ""
 
 
 def mark_events(axes: Axes, page: Page, panel: Panel) -> None:

@@ -54,8 +54,6 @@ class Panel:
     logarithmic: bool = False
     is_count: bool = False
     """whether the numbers have no unit, and may be large"""
-    shown: tuple[float, float] | None = None
-    """the part of the vertical axis that is drawn; None: all of it"""
 
     def anchor_line(self, connection: int) -> Line | None:
         """The line on which a connection's events are marked: its first one with points."""
@@ -82,15 +80,6 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Band:
-    """Times in seconds between which this limited the connection: a limit of `tcpkmon why`."""
-
-    begin: float
-    end: float
-    limit: str
-
-
-@dataclass(frozen=True)
 class Page:
     """One graph: panels above each other with the same time axis, and the events."""
 
@@ -105,8 +94,6 @@ class Page:
     """when locations were switched off"""
     since: str = "the first record"
     """when the time axis begins"""
-    bands: tuple[Band, ...] = ()
-    """what limited the connection, one after another"""
 
     def event_panel(self) -> int | None:
         """The index of the panel that shows the events: the first one with curves."""
@@ -127,7 +114,7 @@ def build_pages(capture: Capture, selection: Selection, bins: int) -> tuple[list
     bins: pixel columns. Texts are escaped. Raises FileError if there is nothing to draw, and
     UsageError for columns that the file does not have.
     """
-    every, notes = choose_connections(capture, selection)
+    every, notes = _choose(capture, selection)
     chosen = choose_quantities(capture, selection)
     seconds = Seconds(capture)
     [connections] = within([(every, seconds)], selection.zoom)
@@ -157,10 +144,7 @@ def touching(off: Iterable[OffSpan], limits: tuple[float, float]) -> tuple[OffSp
     )
 
 
-def choose_connections(
-    capture: Capture, selection: Selection
-) -> tuple[Sequence[Connection], list[str]]:
-    """The connections that are drawn, and notes. FileError where there are none."""
+def _choose(capture: Capture, selection: Selection) -> tuple[Sequence[Connection], list[str]]:
     found = find_connections(capture, selection.connections)
     if selection.connections:
         note = find_missing(selection.connections, found.port_pairs(), capture.path)
@@ -226,17 +210,11 @@ def _connection_page(
         _panel(group, [(one, trace, display_name(one, selection), 0) for one in group], selection)
         for group in groups.values()
     )
+    algorithm = algorithm_of(capture, trace.connection)
+    details = (trace.connection.ports if title != trace.connection.ports else "", algorithm)
     events = tuple((0, name, times) for name, times in trace.events.items())
-    subtitle = subtitle_of(capture, trace.connection, title)
-    lost = within_limits(spans, trace.limits)
-    return Page(title, subtitle, panels, events, trace.limits, lost)
-
-
-def subtitle_of(capture: Capture, connection: Connection, title: str) -> str:
-    """The ports where the title has more, and the congestion control."""
-    details = (connection.ports if title != connection.ports else "",
-               algorithm_of(capture, connection))  # fmt: skip
-    return ", ".join(text for text in details if text)
+    subtitle = ", ".join(text for text in details if text)
+    return Page(title, subtitle, panels, events, trace.limits, _within(spans, trace.limits))
 
 
 def parameter_page(
@@ -255,8 +233,7 @@ def parameter_page(
         for name, times in trace.events.items()
     )
     limits = (min(t.limits[0] for t in traces), max(t.limits[1] for t in traces))
-    lost = within_limits(spans, limits)
-    return Page(display_name(one, selection), "", (panel,), events, limits, lost)
+    return Page(display_name(one, selection), "", (panel,), events, limits, _within(spans, limits))
 
 
 def _panel_of(one: Quantity, chosen: Sequence[Quantity], selection: Selection) -> str:
@@ -323,7 +300,7 @@ def _axis_label(group: Sequence[Quantity], lead: Quantity, unit: str, selection:
     return f"{what} ({for_terminal(unit)})" if unit and unit != what else what
 
 
-def within_limits(spans: Spans, limits: tuple[float, float]) -> Spans:
+def _within(spans: Spans, limits: tuple[float, float]) -> Spans:
     """The spans that overlap the page's time; `missing` remains the number of the whole file."""
     touch = (spans.end >= limits[0]) & (spans.begin <= limits[1])
     return replace(spans, begin=spans.begin[touch], end=spans.end[touch])

@@ -102,7 +102,7 @@ def gather(
     if zoom is not None:
         return _read(capture, connections, quantities, seconds, bins, [zoom] * len(connections),
                      zoom)  # fmt: skip
-    limits = [ends_of(one, seconds) for one in connections]
+    limits = [_ends(one, seconds) for one in connections]
     traces = _read(capture, connections, quantities, seconds, bins, limits)
     found = [trace.limits for trace in traces]
     if found == limits:
@@ -129,9 +129,9 @@ def _read(
                           for quantity in quantities})
         for one, ends in zip(connections, limits, strict=True)
     ]
-    marks = [Marks(trace.limits, bins) for trace in traces]
+    marks = [_Marks(trace.limits, bins) for trace in traces]
     unwrappers = [Unwrapper() for _ in traces]
-    codes = event_codes(capture)
+    codes = _event_codes(capture)
     sequences = [one.name for one in quantities if one.kind == "sequence"]
     needed = {source_of(capture, one.name) for one in quantities}
     needed.update((seconds.column,), ("location",) if codes else ())
@@ -155,7 +155,7 @@ def _read(
     return traces
 
 
-def ends_of(one: Connection, seconds: Seconds) -> tuple[float, float]:
+def _ends(one: Connection, seconds: Seconds) -> tuple[float, float]:
     """The times of a connection's first and last record, the earlier one first."""
     pair = [float(seconds.at(row, row + 1)[0]) for row in (one.first_row, one.last_row)]
     return min(pair), max(pair)
@@ -167,7 +167,7 @@ def within(
     """Of each capture those that have a record in this time, or around it. FileError: none has."""
     if zoom is None:
         return [list(some) for some, _ in connections]
-    ends = [[(one, *ends_of(one, seconds)) for one in some] for some, seconds in connections]
+    ends = [[(one, *_ends(one, seconds)) for one in some] for some, seconds in connections]
     found = [[one for one, first, last in some if first <= zoom[1] and last >= zoom[0]]
              for some in ends]  # fmt: skip
     if not any(found):
@@ -179,7 +179,7 @@ def within(
     return found
 
 
-class Marks:
+class _Marks:
     """Times of events, at most one for each pixel column and kind."""
 
     def __init__(self, limits: tuple[float, float], bins: int) -> None:
@@ -189,7 +189,6 @@ class Marks:
         self._seen: dict[str, dict[int, float]] = {}
 
     def add(self, times: Array, locations: Array, codes: dict[int, str]) -> None:
-        """Add (n,) times of records with these locations."""
         for code in np.unique(locations).tolist():
             if code not in codes:
                 continue
@@ -202,13 +201,11 @@ class Marks:
                 seen.setdefault(column, time)
 
     def by_name(self) -> dict[str, Array]:
-        """The times by the name of the location."""
         names = (name for name in SYMBOLS if name in self._seen)
         return {name: np.sort(list(self._seen[name].values())) for name in names}
 
 
-def event_codes(capture: Capture) -> dict[int, str]:
-    """The locations of the file that graphs mark, by their numbers."""
+def _event_codes(capture: Capture) -> dict[int, str]:
     if not has_locations(capture) or not is_number(capture, "location"):
         return {}
     names = {code: capture.location_name(code) for code in range(224)}
