@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tcpkmon.formats.drawing import PALETTE, Axes
 from tcpkmon.formats.pmgraph.pages import Line, Panel
 
@@ -42,3 +44,25 @@ def draw_bars(axes: Axes, line: Line, look: dict[str, Any]) -> None:
     if again:
         axes.plot(line.times, line.upper, "v", color=colour, markersize=3.5, zorder=2.9,
                   markeredgewidth=0, label=look["label"], gid="segments")  # fmt: skip
+
+
+def fit_sequence(axes: Axes, panel: Panel) -> None:
+    """Leave room for what is sent, acknowledged or in the congestion window; a window that is much
+    larger lies above the picture, and the legend says so."""
+    far = [line for line in panel.lines if line.label.endswith("window's edge")]
+    near = [line for line in panel.lines if not line.label.startswith(("peer", "offered"))]
+    parts = [part[np.isfinite(part)] for line in near
+             for part in (line.values, line.upper) if part is not None]  # fmt: skip
+    parts = [part for part in parts if len(part)]
+    if not parts:
+        return
+    low, high = (float(get([get(part) for part in parts])) for get in (np.min, np.max))
+    room = (high - low) or 1.0
+    axes.set_ylim(low - 0.04 * room, high + 0.08 * room)
+    for artist in axes.get_lines():
+        name = str(artist.get_label())
+        for line in far:
+            if line.label == name:
+                artist.set_linestyle("--")
+                if line not in near and np.nanmin(line.values) > high + 0.08 * room:
+                    artist.set_label(f"{name} (above)")

@@ -27,7 +27,7 @@ from tcpkmon.formats.drawing import (
     styled,
     write_figure,
 )
-from tcpkmon.formats.pmgraph.bands import draw_bands, draw_bars
+from tcpkmon.formats.pmgraph.bands import draw_bands, draw_bars, fit_sequence
 from tcpkmon.formats.pmgraph.marks import mark_events, shade_losses, shade_off
 from tcpkmon.formats.pmgraph.pages import Page, Panel
 
@@ -127,8 +127,9 @@ def _heights(page: Page) -> list[float]:
 
 def _draw_page(part: Any, page: Page) -> None:
     grid = part.subplots(
-        len(page.panels), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": _heights(page)}
-    )
+        len(page.panels), 1, sharex=True, squeeze=False,
+        gridspec_kw={"height_ratios": _heights(page)},
+    )  # fmt: skip
     rows = [row[0] for row in grid]
     title = page.title + (f"   ({page.subtitle})" if page.subtitle else "")
     rows[0].set_title(title, loc="left")
@@ -177,6 +178,8 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     if panel.from_zero and not panel.logarithmic and any(len(line.values) for line in panel.lines):
         top = max(float(np.nanmax(line.values, initial=0)) for line in panel.lines)
         axes.set_ylim(-0.04 * (top or 1), 1.08 * (top or 1))
+    if any(line.upper is not None for line in panel.lines):
+        fit_sequence(axes, panel)
     if names:
         axes.set_yticks(range(len(names)), names, fontsize=6)
         axes.set_ylim(-0.7, len(names) - 0.3)
