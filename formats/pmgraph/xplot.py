@@ -47,7 +47,7 @@ def write_xplot(
 
 def _lines(one: Drawn) -> Iterator[str]:
     bars = one.found.bars
-    received = _height(bars["received"].all()) > _height(bars["sent"].all())
+    received = _bytes(bars["received"].all()) > _bytes(bars["sent"].all())
     title = for_terminal(one.title).replace(" \u2192 ", "_<==_" if received else "_==>_")
     yield from ("timeval unsigned", "title", f"{title} (time sequence graph)", "xlabel", "time",
                 "ylabel", "sequence number")  # fmt: skip
@@ -95,9 +95,9 @@ def _not_known(one: Drawn) -> Iterator[str]:
             yield from (f"atext {max(low, begin):.6f} 0", "records lost: not known")
 
 
-def _height(bars: tuple[Array, Array, Array]) -> float:
+def _bytes(bars: tuple[Array, Array, Array]) -> float:
     _, begins, ends = bars
-    return float(ends.max() - begins.min()) if len(ends) else 0.0
+    return float((ends - begins).sum())
 
 
 def _number(value: float) -> int:
