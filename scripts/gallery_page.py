@@ -34,8 +34,8 @@ class Picture:
 
 PICTURES = (
     Picture("sequence", "A first loss, segment by segment",
-            "pmgraph cubic.pm --sequence --around retransmit",
-            "Slow start fills the queue, and cubic's window falls while SACK tells what is missing. "
+            "pmgraph cubic.pm --sequence --around retransmit --size 1200x1500",
+            "cubic's window falls while SACK tells what is missing. "
             "Each red mark is a segment that was sent again; the dashed line is where the "
             "congestion window ends, which no packet capture has."),
     Picture("sequence-bbr", "bbr through the same bottleneck",
@@ -44,8 +44,8 @@ PICTURES = (
             "is the queue that bbr leaves."),
     Picture("sequence-both", "cubic and bbr in one picture",
             "pmgraph cubic.pm bbr.pm --show snd_cwnd,srtt_us",
-            "Both runs begin at 0, one after the other on the same bottleneck. The windows are "
-            "on one pair of axes, the round-trip times on another."),
+            "Both runs begin at 0, though they were made one after the other. bbr keeps "
+            "the queue short, which cubic fills until a segment is lost."),
 )  # fmt: skip
 MADE_BEFORE = (
     ("demo", "Congestion windows of three algorithms", "tcpkmon demo",
@@ -62,8 +62,8 @@ _HEAD = """<!-- SPDX-License-Identifier: Apache-2.0 -->
 <!-- Made by scripts/gallery; do not edit. -->
 # Gallery
 
-The captures of the first three are made by `sudo scripts/gallery`: one transfer of 4 s each, of cubic and of bbr,
-through the lab's bottleneck of 20 Mbit/s with 0.1 % loss. `-o FILE.png` writes the picture.
+The captures of the first three are made by `sudo scripts/gallery`: one transfer of 4 s each, of
+cubic and of bbr, through the lab's bottleneck of 20 Mbit/s with 0.1 % loss. `-o FILE.png` writes the picture.
 """
 
 
@@ -100,6 +100,6 @@ def main() -> None:
             few.save(target, optimize=True)
     told = [(one.name, one.title, one.command, one.text) for one in PICTURES]
     for image, title, command, text in (*told, *MADE_BEFORE):
-        text = text.replace(". ", ".\n")
-        parts.append(f"\n## {title}\n\n    {command}\n\n{text}\n\n![{title}](images/{image}.png)\n")
+        lines = text.replace(". ", ".\n")
+        parts.append(f"\n## {title}\n\n    {command}\n\n{lines}\n\n![{title}](images/{image}.png)\n")
     (ROOT / "docs" / "gallery.md").write_text("".join(parts))

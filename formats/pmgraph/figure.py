@@ -167,6 +167,8 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             draw_bars(axes, line, look)
         elif line.steps:
             dash = DASHES[index // len(PALETTE) % len(DASHES)]
+            if panel.overlaid:
+                look["linewidth"] = 1.1 + 1.3 * index
             axes.plot(line.times, line.values, drawstyle="steps-post", linestyle=dash, **look)
         else:
             axes.plot(line.times, line.values, linestyle="none", marker=".", markersize=2.5, **look)
@@ -176,7 +178,12 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     elif panel.is_count and not panel.members:
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     if panel.from_zero and not panel.logarithmic and any(len(line.values) for line in panel.lines):
-        top = max(float(np.nanmax(line.values, initial=0)) for line in panel.lines)
+        tops = [float(np.nanmax(line.values, initial=0)) for line in panel.lines]
+        top = max(tops)
+        if panel.overlaid:  # a peer's window that is far above would hide the rest
+            near = [one for one, line in zip(tops, panel.lines, strict=True)
+                    if line.label != "peer's window"]
+            top = min(top, 2 * max(near, default=0) or top)
         axes.set_ylim(-0.04 * (top or 1), 1.08 * (top or 1))
     if any(line.upper is not None for line in panel.lines):
         fit_sequence(axes, panel)

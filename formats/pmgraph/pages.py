@@ -65,6 +65,8 @@ class Panel:
     logarithmic: bool = False
     is_count: bool = False
     """whether the numbers have no unit, and may be large"""
+    overlaid: bool = False
+    """whether its lines often hide each other: those below are wider"""
     bands: tuple[Band, ...] = ()
     """what it shows in place of lines"""
 

@@ -198,10 +198,11 @@ def _page(one: Drawn, limits: tuple[Band, ...]) -> Page:
         Panel("in flight, windows (bytes)", lines(
             ("flight", "in flight"), ("cwnd_bytes", "congestion window"),
             ("snd_wnd", "peer's window"), ("sacked_bytes", "sacked"), ("lost_bytes", "lost"),
-        ), is_count=True),
+        ), is_count=True, overlaid=True),
         Panel("round trip (s)", lines(("srtt", "smoothed RTT"), ("min_rtt", "least RTT"),
-                                      ("queueing", "queueing")), is_count=True),
-        Panel("rate (bit/s)", _rates(found, spans), is_count=True),
+                                      ("queueing", "queueing")), is_count=True,
+              overlaid=True),
+        Panel("rate (bit/s)", _rates(found, spans), is_count=True, overlaid=True),
         Panel("buffers (bytes)", lines(
             ("snd_sb_cc", "send: not acknowledged"), ("rcv_sb_cc", "receive: not read"),
         ), is_count=True),
