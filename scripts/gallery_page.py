@@ -36,8 +36,8 @@ PICTURES = (
     Picture("sequence", "A first loss, segment by segment",
             "pmgraph cubic.pm --sequence --around retransmit --size 1200x1500",
             "cubic's window falls while SACK tells what is missing. "
-            "Each red mark is a segment that was sent again; the dashed line is where the "
-            "congestion window ends, which no packet capture has."),
+            "Red marks are segments that were sent again, and a dashed line is the "
+            "congestion window's edge, which no packet capture has."),
     Picture("sequence-bbr", "bbr through the same bottleneck",
             "pmgraph bbr.pm --sequence",
             "The strip says what limited each moment. The round-trip time shows how much of it "
@@ -63,7 +63,8 @@ _HEAD = """<!-- SPDX-License-Identifier: Apache-2.0 -->
 # Gallery
 
 The captures of the first three are made by `sudo scripts/gallery`: one transfer of 4 s each, of
-cubic and of bbr, through the lab's bottleneck of 20 Mbit/s with 0.1 % loss. `-o FILE.png` writes the picture.
+cubic and of bbr, through the lab's bottleneck of 20 Mbit/s with 0.1 % loss.
+`-o FILE.png` writes the picture.
 """
 
 
@@ -101,5 +102,6 @@ def main() -> None:
     told = [(one.name, one.title, one.command, one.text) for one in PICTURES]
     for image, title, command, text in (*told, *MADE_BEFORE):
         lines = text.replace(". ", ".\n")
-        parts.append(f"\n## {title}\n\n    {command}\n\n{lines}\n\n![{title}](images/{image}.png)\n")
+        parts.append(f"\n## {title}\n\n    {command}\n\n{lines}\n\n"
+                     f"![{title}](images/{image}.png)\n")  # fmt: skip
     (ROOT / "docs" / "gallery.md").write_text("".join(parts))

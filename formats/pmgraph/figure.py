@@ -168,7 +168,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         elif line.steps:
             dash = DASHES[index // len(PALETTE) % len(DASHES)]
             if panel.overlaid:
-                look["linewidth"] = 1.1 + 1.3 * index
+                look["linewidth"] = 1.1 + 0.9 * min(index, 2)
             axes.plot(line.times, line.values, drawstyle="steps-post", linestyle=dash, **look)
         else:
             axes.plot(line.times, line.values, linestyle="none", marker=".", markersize=2.5, **look)
