@@ -36,8 +36,8 @@ PICTURES = (
     Picture("sequence", "A first loss, segment by segment",
             "pmgraph cubic.pm --sequence --around retransmit --size 1200x1500",
             "cubic's window falls while SACK tells what is missing. "
-            "Red marks are segments that were sent again, and a dashed line is the "
-            "congestion window's edge, which no packet capture has."),
+            "Red marks are segments that were sent again, and no packet capture has the dashed "
+            "edge of the congestion window."),
     Picture("sequence-bbr", "bbr through the same bottleneck",
             "pmgraph bbr.pm --sequence",
             "The strip says what limited each moment. The round-trip time shows how much of it "
