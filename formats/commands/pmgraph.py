@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tcpkmon.formats.psc.reader import Capture
 
 _CHOSEN = "tcpkmon.pmgraph.chosen"
+_NOT_OF_SEQUENCES = {"text": "-T", "xgraph": "-x", "gaps": "-D", "maximum_memory": "-M"}
 _OF_ONE = {"text": "-T", "gaps": "-D", "maximum_memory": "-M"}
 
 
@@ -82,6 +83,12 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
               help="of several captures: each begins at 0, or they lie as the time of day says")
 @click.option("--zoom", metavar="FROM..TO",
               help="draw this part of the time axis: --zoom 3.2s..3.4s")
+@click.option("--sequence", is_flag=True,
+              help="draw the time-sequence graph: segments, ACKs, windows' edges, limits")
+@click.option("--around", metavar="EVENT", default="",
+              help="with --sequence: draw the time around the first one: --around rto")
+@click.option("--xplot", type=click.Path(readable=False, path_type=Path), metavar="FILE",
+              help="write the time-sequence graph into FILE for xplot, as tcptrace does")
 @click.option("--size", metavar="WIDTHxHEIGHT",
               help="of the picture of -o, in pixels: --size 1600x900")
 @click.option("--force", is_flag=True, help="let -x and -o overwrite files")
@@ -116,7 +123,9 @@ def command(context: click.Context, /, files: tuple[Path, ...], **asked: Any) ->
             if asked["verbose"]:
                 _describe(capture)
             _warn(capture)
-        if len(captures) > 1:
+        if asked["sequence"] or asked["xplot"]:
+            _show_sequence(captures, selection, asked)
+        elif len(captures) > 1:
             _show_together(captures, selection, asked)
         else:
             _show(captures[0], selection, asked)
@@ -143,6 +152,11 @@ def _check(files: Sequence[Path], asked: dict[str, Any]) -> None:
         raise UsageError(f"{' and '.join(letters[name] for name in given)} exclude each other")
     if asked["zoom"] and (asked["text"] or asked["xgraph"]):
         raise UsageError("--zoom is for pictures", "tcpkmon cut --since --until chooses records")
+    wants_sequence = asked["sequence"] or asked["xplot"]
+    if wants_sequence and (other := next((one for one in _NOT_OF_SEQUENCES if asked[one]), "")):
+        raise UsageError(f"--sequence and {_NOT_OF_SEQUENCES[other]} exclude each other")
+    if asked["around"] and (not wants_sequence or asked["zoom"]):
+        raise UsageError("--around is for --sequence without --zoom")
     if asked["size"]:
         if not asked["output"]:
             raise UsageError("--size without -o", "-o FILE.png draws a picture of this size")
@@ -182,6 +196,26 @@ def _show(capture: Capture, selection: Selection, asked: dict[str, Any]) -> None
 
         _draw(lambda bins: build_pages(capture, selection, bins), asked)
     out.flush()
+
+
+def _show_sequence(
+    captures: Sequence[Capture], selection: Selection, asked: dict[str, Any]
+) -> None:
+    if len(captures) > 1:
+        raise UsageError("--sequence takes one capture", "give the files one by one")
+    if selection.columns or selection.scales or selection.by_parameter:
+        raise UsageError("--sequence draws what it draws", "leave out the columns, -S and -P")
+    [capture] = captures
+    if asked["xplot"]:
+        from tcpkmon.formats.pmgraph.xplot import write_xplot
+
+        for note in write_xplot(capture, selection, asked["xplot"], asked["around"],
+                                asked["force"]):  # fmt: skip
+            _say(note)
+    if asked["sequence"]:
+        from tcpkmon.formats.pmgraph.sequence_pages import build_sequence
+
+        _draw(lambda bins: build_sequence(capture, selection, bins, asked["around"]), asked)
 
 
 def _show_together(

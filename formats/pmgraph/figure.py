@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from tcpkmon.formats.base.files import create_file
 from tcpkmon.formats.drawing import (
     DASHES,
@@ -25,6 +27,7 @@ from tcpkmon.formats.drawing import (
     styled,
     write_figure,
 )
+from tcpkmon.formats.pmgraph.bands import draw_bands, draw_bars, fit_sequence
 from tcpkmon.formats.pmgraph.marks import mark_events, shade_losses, shade_off
 from tcpkmon.formats.pmgraph.pages import Page, Panel
 
@@ -36,6 +39,7 @@ _CHARACTERS = 50
 """That fit below a panel."""
 _FIRST_PANEL_INCHES = 2.7
 _PANEL_INCHES = 1.55
+_BAND_INCHES = 0.62
 _TITLE_INCHES = 0.55
 _MOST_NAMED = 16
 
@@ -113,14 +117,19 @@ def _save_pdf(pages: Sequence[Page], out: BinaryIO, size: tuple[int, int] | None
 
 
 def _height(page: Page) -> float:
-    return _TITLE_INCHES + _FIRST_PANEL_INCHES + _PANEL_INCHES * (len(page.panels) - 1)
+    return _TITLE_INCHES + sum(_heights(page))
+
+
+def _heights(page: Page) -> list[float]:
+    rest = [_BAND_INCHES if one.bands else _PANEL_INCHES for one in page.panels[1:]]
+    return [_FIRST_PANEL_INCHES * (1.5 if any(one.bands for one in page.panels) else 1), *rest]
 
 
 def _draw_page(part: Any, page: Page) -> None:
-    heights = [_FIRST_PANEL_INCHES] + [_PANEL_INCHES] * (len(page.panels) - 1)
     grid = part.subplots(
-        len(page.panels), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
-    )
+        len(page.panels), 1, sharex=True, squeeze=False,
+        gridspec_kw={"height_ratios": _heights(page)},
+    )  # fmt: skip
     rows = [row[0] for row in grid]
     title = page.title + (f"   ({page.subtitle})" if page.subtitle else "")
     rows[0].set_title(title, loc="left")
@@ -143,6 +152,9 @@ def _draw_page(part: Any, page: Page) -> None:
 def _draw_panel(axes: Axes, panel: Panel) -> None:
     from matplotlib.ticker import EngFormatter
 
+    if panel.bands:
+        draw_bands(axes, panel)
+        return
     panel, names = panel.with_names(_MOST_NAMED)
     for index, line in enumerate(panel.lines):
         look = {
@@ -151,8 +163,12 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             "zorder": 2.5 - index / 1000,  # the first one is on top
             "gid": "curve",
         }
-        if line.steps:
+        if line.upper is not None:
+            draw_bars(axes, line, look)
+        elif line.steps:
             dash = DASHES[index // len(PALETTE) % len(DASHES)]
+            if panel.overlaid:
+                look["linewidth"] = 1.1 + 0.9 * min(index, 2)
             axes.plot(line.times, line.values, drawstyle="steps-post", linestyle=dash, **look)
         else:
             axes.plot(line.times, line.values, linestyle="none", marker=".", markersize=2.5, **look)
@@ -162,8 +178,15 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     elif panel.is_count and not panel.members:
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     if panel.from_zero and not panel.logarithmic and any(len(line.values) for line in panel.lines):
-        top = max(float(line.values.max(initial=0)) for line in panel.lines)
+        tops = [float(np.nanmax(line.values, initial=0)) for line in panel.lines]
+        top = max(tops)
+        if panel.overlaid:  # a peer's window that is far above would hide the rest
+            near = [one for one, line in zip(tops, panel.lines, strict=True)
+                    if line.label != "peer's window"]
+            top = min(top, 2 * max(near, default=0) or top)
         axes.set_ylim(-0.04 * (top or 1), 1.08 * (top or 1))
+    if any(line.upper is not None for line in panel.lines):
+        fit_sequence(axes, panel)
     if names:
         axes.set_yticks(range(len(names)), names, fontsize=6)
         axes.set_ylim(-0.7, len(names) - 0.3)
@@ -176,10 +199,11 @@ def _legend_text(label: str) -> str:
 
 def _add_legend(axes: Axes, panel: Panel) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    if len(panel.lines) == 1 and len(handles) == 1:
+    if len(panel.lines) == 1 and len(handles) == 1 and not panel.bands:
         return  # the axis has its name
     labels = [label.replace(" \u2192 ", " \u2192\n") for label in labels]
-    axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.005, 1.03), borderaxespad=0.2)
+    axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.005, 1.03), borderaxespad=0.2,
+                ncols=2 if len(panel.bands) > 3 else 1)
 
 
 def _tk_errors() -> tuple[type[Exception], ...]:

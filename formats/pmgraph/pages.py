@@ -36,11 +36,22 @@ class Line:
     values: Array
     steps: bool
     connection: int
+    upper: Array | None = None
+    """(n,) the upper ends where it is bars from `values` up, else None"""
 
     def heights_at(self, times: Array) -> Array:
         """The values of the steps at these times (before the first step: its value)."""
         places = np.searchsorted(self.times, times, side="right") - 1
         return self.values[np.maximum(places, 0)]
+
+
+@dataclass(frozen=True)
+class Band:
+    """What held in some times: its name, (n,) their begins and ends in s."""
+
+    name: str
+    begin: Array
+    end: Array
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,10 @@ class Panel:
     logarithmic: bool = False
     is_count: bool = False
     """whether the numbers have no unit, and may be large"""
+    overlaid: bool = False
+    """whether its lines often hide each other: those below are wider"""
+    bands: tuple[Band, ...] = ()
+    """what it shows in place of lines"""
 
     def anchor_line(self, connection: int) -> Line | None:
         """The line on which a connection's events are marked: its first one with points."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,9 @@ def draw_text(
         title = page.title + (f" ({page.subtitle})" if page.subtitle else "")
         yield look.fit(title, look.width)
         for place, panel in enumerate(page.panels):
+            if panel.bands:
+                yield from _strip(page, panel, look)
+                continue
             yield from _names(panel, look)
             yield from _draw_panel(page, place, look)
         yield from _events(page, look)
@@ -130,8 +133,22 @@ def _draw_panel(page: Page, place: int, look: _Look) -> Iterator[str]:
         yield (line.translate(_ASCII) if look.ascii_only else line).rstrip()
 
 
+def _strip(page: Page, panel: Panel, look: _Look) -> Iterator[str]:
+    """A row with a letter for what held in each column, and their meaning."""
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    across = np.linspace(*page.limits, look.width - _TICK_WIDTH - 1)
+    signs = np.full(len(across), " ")
+    for letter, band in zip(letters, panel.bands, strict=False):
+        at = np.searchsorted(band.begin, across, side="right") - 1
+        signs[(at >= 0) & (across < band.end[np.maximum(at, 0)])] = letter
+    yield " " * (_TICK_WIDTH + 1) + "".join(signs.tolist()).rstrip()
+    names = [f"{letter} {band.name}" for letter, band in zip(letters, panel.bands, strict=False)]
+    yield from _flow([(len(text), text) for text in (f"{panel.label}:", *names)], look.width)
+
+
 def _range_of(panel: Panel) -> tuple[float, float]:
-    values = [line.values for line in panel.lines if len(line.values)]
+    values = [line.values[np.isfinite(line.values)] for line in panel.lines]
+    values = [one for one in values if len(one)]
     if not values:
         return 0.0, 1.0
     high = min(max(float(one.max()) for one in values), _GREATEST)
@@ -143,6 +160,16 @@ def _range_of(panel: Panel) -> tuple[float, float]:
 
 def _draw_line(canvas: Canvas, line: Line, marker: str, colour: int | str) -> None:
     if not len(line.times):
+        return
+    ends = np.flatnonzero(~np.isfinite(line.values))
+    if len(ends):  # nothing joins what is before and after
+        for begin, end in zip(np.r_[0, ends + 1], np.r_[ends, len(line.times)], strict=True):
+            part = replace(line, times=line.times[begin : end + 1].copy(),
+                           values=line.values[begin : end + 1].copy())  # fmt: skip
+            if end > begin and end < len(line.times):
+                part.values[-1] = part.values[-2]
+            _draw_line(canvas, part if end > begin else replace(line, times=line.times[:0]),
+                       marker, colour)  # fmt: skip
         return
     times, values = line.times, np.clip(line.values, -_GREATEST, _GREATEST)
     draw = canvas.scatter

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The time-sequence graph's data: edges, segments and states of one connection, sequence unwrapped.
+
+    sent       snd_una  <= SACK edge <= snd_max, and the edges of the two windows above them
+    received   copied_seq <= rcv_nxt, and the edge of the window that is offered
+
+Each sequence number is placed by its distance from the record's own snd_una (rcv_nxt), and that
+one by its distance from the record before: so 2^32 may be passed any number of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tcpkmon.formats.analysis.why.receiving import ahead_of
+from tcpkmon.formats.pmgraph.arrays import Array, Columns
+from tcpkmon.formats.pmgraph.clock import Seconds
+from tcpkmon.formats.pmgraph.connections import Connection, read_chunks
+from tcpkmon.formats.pmgraph.downsample import Curve
+from tcpkmon.formats.psc.reader import Capture
+
+NEEDED = ("location", "callvalue", "state", "snd_una", "snd_max", "mss")
+"""What a capture must have."""
+WANTED = (
+    "snd_fack", "snd_wnd", "snd_cwnd_segs", "packets_out", "sacked_out", "lost_out", "retrans_out",
+    "snd_sb_cc", "rcv_sb_cc", "srtt_us", "min_rtt_us", "rcv_nxt", "rcv_wnd", "seg_seq", "seg_len",
+    "ca_state",
+)  # fmt: skip
+"""What it draws more of where the capture has it."""
+_SYN_SENT, _CLOSE = 2, 7
+_NO_RTT = (1 << 32) - 1
+_TIMES_OF_BINS = 8
+
+
+@dataclass
+class Bars:
+    """Segments: (n,) times, begins and ends. Those of one pixel column become one if they are too
+    many; merged: whether that happened."""
+
+    limits: tuple[float, float]
+    bins: int
+    pieces: list[tuple[Array, Array, Array]] = field(default_factory=list)
+    held: int = 0
+    merged: bool = False
+
+    def add(self, times: Array, begins: Array, ends: Array) -> None:
+        """Some more."""
+        inside = (times >= self.limits[0]) & (times <= self.limits[1])
+        self.pieces.append((times[inside], begins[inside], ends[inside]))
+        self.held += int(inside.sum())
+        if self.held > self.bins * _TIMES_OF_BINS:
+            self._merge()
+
+    def all(self) -> tuple[Array, Array, Array]:
+        """Those to draw, by time."""
+        if not self.pieces:
+            return (np.empty(0),) * 3
+        times, begins, ends = (np.concatenate(part) for part in zip(*self.pieces, strict=True))
+        order = np.argsort(times, kind="stable")
+        return times[order], begins[order], ends[order]
+
+    def _merge(self) -> None:
+        times, begins, ends = self.all()
+        span = max(self.limits[1] - self.limits[0], 1e-12)
+        columns = ((times - self.limits[0]) * (self.bins / span)).astype(np.int64)
+        starts = np.flatnonzero(np.r_[True, columns[1:] != columns[:-1]])
+        self.pieces = [(times[starts], np.minimum.reduceat(begins, starts),
+                        np.maximum.reduceat(ends, starts))]  # fmt: skip
+        self.held, self.merged = len(starts), True
+
+
+@dataclass
+class Sequence:
+    """One connection. curves: by name; bars: `sent`, `again` and `received`. events: by location,
+    times in s. limits: the seconds that are drawn. records: how many are in them."""
+
+    curves: dict[str, Curve]
+    bars: dict[str, Bars]
+    events: dict[str, list[Array]]
+    limits: tuple[float, float]
+    records: int = 0
+    thinned: bool = False
+
+
+class _Unwrapped:
+    """A 32-bit sequence number as int64, relative to the first one."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._at = 0
+
+    def of(self, values: Array) -> Array:
+        values = values.astype(np.uint32)
+        if self._last is None:
+            self._last = int(values[0])
+        before = np.r_[np.uint32(self._last), values[:-1]]
+        found: Array = self._at + np.cumsum(ahead_of(values, before), dtype=np.int64)
+        self._last, self._at = int(values[-1]), int(found[-1])
+        return found
+
+
+class Reading:
+    """Reads one connection; chunk by chunk, in memory that depends on the bins."""
+
+    def __init__(self, names: Mapping[int, str], limits: tuple[float, float], bins: int,
+                 zoom: tuple[float, float] | None) -> None:  # fmt: skip
+        self._names, self._bins = names, bins
+        self._zoom = zoom
+        self._una, self._rcv = _Unwrapped(), _Unwrapped()
+        self._sent_to: int | None = None
+        self._again = 0
+        self.found = Sequence({}, {}, {}, zoom or limits)
+        for name in ("sent", "again", "received"):
+            self.found.bars[name] = Bars(self.found.limits, bins)
+
+    def add(self, columns: Columns, times: Array) -> None:
+        """Records in the order of the file; all columns have their length."""
+        state = np.where(self._is(columns, "STATE_CHANGE"), columns["callvalue"], columns["state"])
+        rows = np.flatnonzero((state != _SYN_SENT) & (state != _CLOSE))
+        if not len(rows):
+            return
+        columns = {name: values[rows] for name, values in columns.items()}
+        times = times[rows]
+        begin, end = self.found.limits
+        self.found.records += int(((times >= begin) & (times <= end)).sum())
+        self._add_sent(columns, times)
+        if "rcv_nxt" in columns:
+            self._add_received(columns, times)
+        self._add_companions(columns, times)
+        for code in np.unique(columns["location"]).tolist():
+            name = self._names.get(code, "")
+            at = times[columns["location"] == code]
+            self.found.events.setdefault(name, []).append(at[(at >= begin) & (at <= end)])
+
+    def _is(self, columns: Columns, name: str) -> Array:
+        codes = [code for code, one in self._names.items() if one == name]
+        found: Array = np.isin(columns["location"], codes)
+        return found
+
+    def _put(self, name: str, times: Array, values: Array) -> None:
+        curve = self.found.curves.get(name)
+        if curve is None:
+            curve = self.found.curves[name] = Curve(self.found.limits, self._bins, self._zoom)
+        curve.add(times, values)
+
+    def _add_sent(self, columns: Columns, times: Array) -> None:
+        una32 = columns["snd_una"].astype(np.uint32)
+        una = self._una.of(una32)
+        sent = una + ahead_of(columns["snd_max"].astype(np.uint32), una32)
+        self._put("acked", times, una)
+        self._put("sent", times, sent)
+        mss = columns["mss"].astype(np.int64)
+        if "snd_fack" in columns:
+            self._put("sacked", times, una + np.maximum(ahead_of(
+                columns["snd_fack"].astype(np.uint32), una32), 0))  # fmt: skip
+        if "snd_wnd" in columns:
+            self._put("window", times, una + columns["snd_wnd"])
+        if "snd_cwnd_segs" in columns:
+            self._put("cwnd", times, una + columns["snd_cwnd_segs"].astype(np.int64) * mss)
+        if self._sent_to is None:
+            self._sent_to = int(sent[0])
+        highest = np.maximum.accumulate(np.maximum(sent, self._sent_to))
+        before = np.r_[self._sent_to, highest[:-1]]
+        self._sent_to = int(highest[-1])
+        grew = highest > before
+        self.found.bars["sent"].add(times[grew], before[grew], highest[grew])
+        again = np.zeros(len(times), np.int64)
+        if "seg_seq" in columns and "seg_len" in columns:
+            rows = np.flatnonzero(self._is(columns, "RETRANSMIT"))
+            begins = una[rows] + ahead_of(columns["seg_seq"][rows].astype(np.uint32), una32[rows])
+            again[rows] = columns["seg_len"][rows]
+            self.found.bars["again"].add(times[rows], begins, begins + again[rows])
+        total = self._again + np.cumsum(again)
+        self._again = int(total[-1])
+        self._put("all_sent", times, highest + total)
+
+    def _add_received(self, columns: Columns, times: Array) -> None:
+        nxt32 = columns["rcv_nxt"].astype(np.uint32)
+        nxt = self._rcv.of(nxt32)
+        self._put("rcv_nxt", times, nxt)
+        if "rcv_wnd" in columns:
+            self._put("rcv_window", times, nxt + columns["rcv_wnd"])
+        if "rcv_sb_cc" in columns:
+            self._put("read", times, nxt - columns["rcv_sb_cc"])
+        if "seg_seq" in columns and "seg_len" in columns:
+            has_data = self._is(columns, "SEGMENT_RECEIVED") & (columns["seg_len"] > 0)
+            rows = np.flatnonzero(has_data)
+            begins = nxt[rows] + ahead_of(columns["seg_seq"][rows].astype(np.uint32), nxt32[rows])
+            self.found.bars["received"].add(times[rows], begins, begins + columns["seg_len"][rows])
+
+    def _add_companions(self, columns: Columns, times: Array) -> None:
+        mss = columns["mss"].astype(np.int64)
+        wide = {name: columns[name].astype(np.int64) for name in WANTED if name in columns}
+        if {"packets_out", "sacked_out", "lost_out", "retrans_out"} <= wide.keys():
+            flight = (wide["packets_out"] - wide["sacked_out"] - wide["lost_out"]
+                      + wide["retrans_out"])  # fmt: skip
+            self._put("flight", times, flight * mss)
+            self._put("sacked_bytes", times, wide["sacked_out"] * mss)
+            self._put("lost_bytes", times, wide["lost_out"] * mss)
+        if "snd_cwnd_segs" in wide:
+            self._put("cwnd_bytes", times, wide["snd_cwnd_segs"] * mss)
+        for name in ("snd_wnd", "snd_sb_cc", "rcv_sb_cc", "ca_state"):
+            if name in wide:
+                self._put(name, times, wide[name])
+        if "srtt_us" in wide:
+            known = wide["srtt_us"] > 0
+            self._put("srtt", times[known], wide["srtt_us"][known] / 1e6)
+            if "min_rtt_us" in wide:
+                known &= wide["min_rtt_us"] != _NO_RTT
+                least = wide["min_rtt_us"][known] / 1e6
+                self._put("min_rtt", times[known], least)
+                queued = np.maximum(wide["srtt_us"][known] / 1e6 - least, 0)
+                self._put("queueing", times[known], queued)
+
+
+def read_sequence(
+    capture: Capture, connection: Connection, seconds: Seconds, bins: int,
+    zoom: tuple[float, float] | None = None,
+) -> Sequence:  # fmt: skip
+    """The connection's sequence numbers over time. The capture has NEEDED as integers."""
+    has = capture.columns_by_name
+    wanted = [name for name in (*NEEDED, *WANTED) if name in has and has[name].is_integer]
+    ends = (float(seconds.at(row, row + 1)[0])
+            for row in (connection.first_row, connection.last_row))  # fmt: skip
+    begin, end = sorted(ends)
+    names = {code: capture.location_name(code) for code in range(224)}
+    reading = Reading(names, (begin, end), bins, zoom)
+    for columns, groups in read_chunks(capture, [connection], {*wanted, seconds.column}):
+        times = seconds.of(columns)
+        for _, rows in groups:
+            reading.add({name: columns[name][rows] for name in wanted}, times[rows])
+    found = reading.found
+    found.thinned = found.records > 4 * bins or any(one.merged for one in found.bars.values())
+    return found
+
+
+def first_event(capture: Capture, connection: Connection, seconds: Seconds, name: str
+                ) -> float | None:  # fmt: skip
+    """The time of the connection's first record of a location, None where it has none."""
+    codes = [code for code in range(224) if capture.location_name(code) == name]
+    for columns, groups in read_chunks(capture, [connection], {"location", seconds.column}):
+        for _, rows in groups:
+            hits = rows[np.isin(columns["location"][rows], codes)]
+            if len(hits):
+                return float(seconds.of(columns)[hits[0]])
+    return None

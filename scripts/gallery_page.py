@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/gallery.md: each picture with its command line, drawn from captures that are made here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from tcpkmon.collector.capturing import start
+from tcpkmon.collector.lab.lab import DEVICE, Bottleneck, Lab
+
+ROOT = Path(__file__).resolve().parents[1]
+_SERVER = ("import socket\ns = socket.create_server(('', 5201))\nprint('ready', flush=True)\n"
+           "c = s.accept()[0]\nwhile c.recv(1 << 16): pass\n")  # fmt: skip
+_CLIENT = ("import socket, time\nc = socket.create_connection(('10.77.0.2', 5201))\n"
+           "end = time.monotonic() + 4\n"
+           "while time.monotonic() < end: c.sendall(bytes(1 << 15))\nc.close()\n")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Picture:
+    """name: of the file in docs/images. command: of pmgraph, without -o."""
+
+    name: str
+    title: str
+    command: str
+    text: str
+
+
+PICTURES = (
+    Picture("sequence", "A first loss, segment by segment",
+            "pmgraph cubic.pm --sequence --around retransmit --size 1200x1500",
+            "cubic's window falls while SACK tells what is missing. "
+            "Red marks are segments that were sent again, and no packet capture has the dashed "
+            "edge of the congestion window."),
+    Picture("sequence-bbr", "bbr through the same bottleneck",
+            "pmgraph bbr.pm --sequence",
+            "The strip says what limited each moment. The round-trip time shows how much of it "
+            "is the queue that bbr leaves."),
+    Picture("sequence-both", "cubic and bbr in one picture",
+            "pmgraph cubic.pm bbr.pm --show snd_cwnd,srtt_us",
+            "Both runs begin at 0, though they were made one after the other. bbr keeps "
+            "the queue short, which cubic fills until a segment is lost."),
+)  # fmt: skip
+MADE_BEFORE = (
+    ("demo", "Congestion windows of three algorithms", "tcpkmon demo",
+     "Concurrent reno, cubic and bbr transfers share a bottleneck. Markers are retransmissions "
+     "and changes of the congestion state."),
+    ("diff", "Before and after", "tcpkmon diff before.pm after.pm -o diff.png",
+     "Distributions of two captures and their courses over time. [diff](diff.md) says which "
+     "differences are more than chance."),
+    ("latency", "Where the time of a write goes", "tcpkmon latency",
+     "A waterfall of the parts from the write to the ACK, and the parts over time. "
+     "[latency](latency.md) explains each part."),
+)  # fmt: skip
+_HEAD = """<!-- SPDX-License-Identifier: Apache-2.0 -->
+<!-- Made by scripts/gallery; do not edit. -->
+# Gallery
+
+The captures of the first three are made by `sudo scripts/gallery`: one transfer of 4 s each, of
+cubic and of bbr, through the lab's bottleneck of 20 Mbit/s with 0.1 % loss.
+`-o FILE.png` writes the picture.
+"""
+
+
+def capture(folder: Path, congestion: str) -> None:
+    """A transfer from a to b, recorded in a."""
+    line = Bottleneck(rate_mbit=20, queue_bytes=100_000, loss_percent=0.1)
+    with Lab(line) as lab:
+        lab.a.command(["ip", "route", "replace", "10.77.0.2/32", "dev", DEVICE,
+                       "congctl", congestion])  # fmt: skip
+        server = lab.b.start([sys.executable, "-c", _SERVER], stdout=subprocess.PIPE)
+        assert server.stdout is not None and server.stdout.readline() == "ready\n"
+        options = ["--format", "psc", "--netns", lab.a.name, "--quiet",
+                   "--columns", "default,ca_name"]  # fmt: skip
+        with start("tcp", folder / f"{congestion}.pm", force=True, options=options, buffer_mb=32):
+            lab.a.start([sys.executable, "-c", _CLIENT]).wait(60)
+            server.wait(60)
+        server.stdout.close()
+
+
+def main() -> None:
+    """Make all."""
+    images = ROOT / "docs" / "images"
+    parts = [_HEAD]
+    with tempfile.TemporaryDirectory() as name:
+        for congestion in ("cubic", "bbr"):
+            capture(Path(name), congestion)
+        for one in PICTURES:
+            program, *words = one.command.split()
+            target = str(images / f"{one.name}.png")
+            subprocess.run([Path(sys.executable).with_name(program), *words, "-o", target,
+                            "--force"], cwd=name, check=True)  # fmt: skip
+            with Image.open(target) as drawn:  # few colours: a third of the bytes
+                few = drawn.convert("RGB").quantize(64, dither=Image.Dither.NONE)
+            few.save(target, optimize=True)
+    told = [(one.name, one.title, one.command, one.text) for one in PICTURES]
+    for image, title, command, text in (*told, *MADE_BEFORE):
+        lines = text.replace(". ", ".\n")
+        parts.append(f"\n## {title}\n\n    {command}\n\n{lines}\n\n"
+                     f"![{title}](images/{image}.png)\n")  # fmt: skip
+    (ROOT / "docs" / "gallery.md").write_text("".join(parts))

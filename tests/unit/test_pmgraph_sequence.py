@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The time-sequence graph: unwrapped edges, segments, losses, and files that xplot opens."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pmgraph_capture import CLASSIC, FURTHER, RETRANSMIT, RTO, Builder
+
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.commands.pmgraph import command
+from tcpkmon.formats.pmgraph import terminal
+from tcpkmon.formats.pmgraph.options import Selection
+from tcpkmon.formats.pmgraph.sequence import Bars
+from tcpkmon.formats.pmgraph.sequence_pages import bands_of, build_sequence, read_drawn
+from tcpkmon.formats.psc.reader import open_capture
+
+MSS = 1000
+FIRST = 2**32 - 20 * MSS
+NAMES = ("snd_una", "mss", "snd_wnd", "snd_cwnd_segs", "packets_out", "sacked_out", "lost_out",
+         "retrans_out", "rcv_nxt", "rcv_wnd", "seg_seq", "seg_len", "ca_state")  # fmt: skip
+MORE = tuple((name, 144 + 4 * place, 4, 0) for place, name in enumerate(NAMES))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """100 segments of which the 20th passes 2^32, in both directions; one is sent again at 0.5 s,
+    after which 7 records are missing until 0.6 s."""
+    builder = Builder(tcpkmon=True)
+    builder.columns = (*CLASSIC, *FURTHER, *MORE)
+    builder.rows[0].update(payload=b"")
+    for step in range(101):
+        una = (FIRST + step * MSS) % 2**32
+        common = {
+            "conn_id": 1, "family": 2, "state": 1, "srtt_us": 5000, "min_rtt_us": 4000,
+            "snd_una": una, "snd_max": (una + 5 * MSS) % 2**32, "snd_fack": una, "mss": MSS,
+            "snd_wnd": 50_000, "snd_cwnd_segs": 10, "packets_out": 5, "rcv_nxt": una,
+            "rcv_wnd": 30_000, "seg_seq": una, "seg_len": 100,
+        }  # fmt: skip
+        if step == 50:
+            builder.add(0.5, location=RTO, **common)
+            builder.add(0.5, location=RETRANSMIT, **(common | {"seg_len": MSS}))
+            builder.lose(7, 0.55)
+        if not 50 <= step < 60:
+            builder.add(step / 100, **common)
+    builder.end(2)
+    return builder.write(tmp_path / "wrap.pm")
+
+
+def run(path: Path, *args: str) -> int:
+    return cli.run(command, [str(path), *args], prog="pmgraph")
+
+
+def test_numbers_are_unwrapped(path: Path) -> None:
+    with open_capture(path) as capture:
+        [drawn], _, _ = read_drawn(capture, Selection(), 1000)
+    curves = {name: curve.points()[1] for name, curve in drawn.found.curves.items()}
+    for name, ahead in (("acked", 0), ("sent", 5), ("cwnd", 10), ("window", 50), ("rcv_nxt", 0),
+                        ("rcv_window", 30)):  # fmt: skip
+        assert curves[name].min() == ahead * MSS, name
+        assert curves[name].max() == (100 + ahead) * MSS, name
+        assert (np.diff(curves[name]) >= 0).all(), name
+    assert [part.tolist() for part in drawn.found.bars["again"].all()] == [
+        pytest.approx([0.5]), [50 * MSS], [51 * MSS]]  # fmt: skip
+    times, begins, ends = drawn.found.bars["sent"].all()
+    assert (begins[1:] == ends[:-1]).all() and ends[-1] == 105 * MSS and len(times) == 91
+
+
+def test_no_line_joins_what_is_lost(path: Path) -> None:
+    with open_capture(path) as capture:
+        [page], _ = build_sequence(capture, Selection(), 1000)
+    assert page.spans.missing == 7
+    for panel in page.panels:
+        for line in panel.lines:
+            if line.steps and len(line.times) > 2:
+                inside = (line.times >= page.spans.begin[0]) & (line.times < page.spans.end[0])
+                assert np.isnan(line.values[inside][-1]), line.label
+
+
+def test_around_an_event_and_the_terminal(path: Path) -> None:
+    with open_capture(path) as capture:
+        [page], _ = build_sequence(capture, Selection(), 1000, "rto")
+    assert page.limits == pytest.approx((0.4, 0.7))
+    text = "\n".join(terminal.draw_text([page], 100, ascii_only=True))
+    assert "sent again" in text and "records lost" in text
+
+
+def test_bands_are_what_held_longest() -> None:
+    names = np.array(["cwnd", "app", "cwnd"])
+    bands = bands_of(names, np.array([0.0, 0.3, 0.31]), np.array([0.3, 0.31, 0.9]), (0.0, 1.0), 10)
+    [band] = bands
+    assert band.name == "cwnd"
+    assert [*band.begin, *band.end] == pytest.approx([0.0, 0.9])
+
+
+def test_many_segments_become_one_for_each_column() -> None:
+    bars = Bars((0.0, 1.0), 10)
+    for low in range(0, 1000, 100):
+        at = np.arange(low, low + 100)
+        bars.add(at / 1000, at, at + 1)
+    assert bars.merged and len(bars.all()[0]) < 200
+    assert bars.all()[1].min() == 0 and bars.all()[2].max() == 1000
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_pictures(path: Path, tmp_path: Path, suffix: str) -> None:
+    out = tmp_path / f"x.{suffix}"
+    assert run(path, "--sequence", "-o", str(out)) == 0
+    assert out.stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    "args", [("--sequence", "-T"), ("--sequence", "-c"), ("--around", "rto"),
+             ("--sequence", "--around", "nothing"), ("--sequence", "-x")]
+)  # fmt: skip
+def test_wrong_usage(path: Path, args: tuple[str, ...]) -> None:
+    assert run(path, *args) == 2
+
+
+def test_xplot_opens_it(path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.xpl"
+    assert run(path, "--xplot", str(out)) == 0
+    lines = out.read_text().splitlines()
+    assert lines[:2] == ["timeval unsigned", "title"] and lines[-1] == "go"
+    assert lines[lines.index("R") - 1] == "atext 0.500000 51000"
+    for program in ("xplot.org", "Xvfb"):
+        if not shutil.which(program):
+            pytest.skip(f"{program} is not installed: scripts/setup --tests")
+    reading, writing = os.pipe()
+    server = subprocess.Popen(["Xvfb", "-displayfd", str(writing), "-screen", "0", "800x600x24"],
+                              pass_fds=[writing], stderr=subprocess.DEVNULL)  # fmt: skip
+    os.close(writing)
+    try:
+        with os.fdopen(reading) as told:
+            display = told.readline().strip()
+        program = subprocess.Popen(["xplot.org", str(out)], stderr=subprocess.PIPE,
+                                   env=os.environ | {"DISPLAY": f":{display}"})  # fmt: skip
+        time.sleep(1)
+        alive = program.poll() is None
+        program.kill()
+        assert alive and program.communicate()[1] == b""
+    finally:
+        server.terminate()
+        server.wait()
