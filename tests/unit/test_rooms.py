@@ -42,7 +42,8 @@ ROOMS = {
     "formats": (
         ("commands",),
         ("history",),
-        ("analysis", "export", "pmgraph"),
+        ("pmgraph",),
+        ("analysis", "export"),
         ("registry",),
         ("verify",),
         ("magnet",),
