@@ -2,6 +2,6 @@
 """Shows a capture (tcpkmon.formats.psc) as text, xgraph files, figures, or in the terminal."""
 
 __all__ = [
-    "connections", "figure", "gaps", "options", "pages", "quantities", "terminal", "text",
-    "together", "xgraph",
+    "connections", "figure", "gaps", "options", "pages", "quantities", "sequence_pages",
+    "terminal", "text", "together", "xgraph", "xplot",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tcpkmon.formats.analysis.why.receiving import ahead_of
+from tcpkmon.formats.analysis.why import ahead_of
 from tcpkmon.formats.pmgraph.arrays import Array, Columns
 from tcpkmon.formats.pmgraph.clock import Seconds
 from tcpkmon.formats.pmgraph.connections import Connection, read_chunks

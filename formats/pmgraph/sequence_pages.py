@@ -208,7 +208,7 @@ def _page(one: Drawn, limits: tuple[Band, ...]) -> Page:
         ), is_count=True),
     ]  # fmt: skip
     events = tuple((0, name, np.concatenate(times)) for name, times in found.events.items()
-                   if name in _MARKED and sum(len(each) for each in times))  # fmt: skip
+                   if name in _MARKED and any(len(each) for each in times))  # fmt: skip
     note = f"{found.records} records"
     if found.thinned:
         note += ", thinned to what pixels show"

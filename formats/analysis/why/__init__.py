@@ -8,7 +8,7 @@ from tcpkmon.formats.analysis.why.grouping import Grouped, Places
 from tcpkmon.formats.analysis.why.intervals import INTERVAL, Cutter, cut
 from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS, classify, in_flight
 from tcpkmon.formats.analysis.why.peers import Peers
-from tcpkmon.formats.analysis.why.receiving import RECEIVING
+from tcpkmon.formats.analysis.why.receiving import RECEIVING, ahead_of
 from tcpkmon.formats.analysis.why.snapshots import NEEDED, Snapshots, Source
 from tcpkmon.formats.analysis.why.tables import (
     as_arrow,
@@ -44,6 +44,7 @@ __all__ = [
     "Source",
     "Table",
     "Wait",
+    "ahead_of",
     "as_arrow",
     "as_frame",
     "choose",
