@@ -103,7 +103,9 @@ class Session:
             layout = self._prepared.layout
             show = Printer(layout.schema, layout.columns, sys.stdout, self._failures.fail).write
         (refused := self._failures.refused).update(self._counts.refused())
-        info = make_info(request, self._prepared, kernel, dict(refused), self._existing.sockets)
+        command = self._command.pid if self._command is not None else 0
+        sockets = self._existing.sockets
+        info = make_info(request, self._prepared, kernel, dict(refused), command, sockets)
         self._recording.begin(self._counts.books)
         ordered = self._prepared.tcp if request.orders_tcp else None
         raw = not request.format.has_entries

@@ -12,6 +12,7 @@ from tcpkmon.collector.linux.machine import describe_kernel, describe_machine
 from tcpkmon.collector.linux.netns import name_namespaces
 from tcpkmon.collector.linux.system_settings import read_system_settings
 from tcpkmon.collector.loader.capture_maps import Kernel
+from tcpkmon.collector.loader.following import descendants
 from tcpkmon.collector.loader.prepare import Prepared
 from tcpkmon.collector.loader.selftest_result import last_result
 from tcpkmon.collector.plan.columns import SCHEMATA
@@ -25,16 +26,19 @@ def make_info(
     prepared: Prepared,
     kernel: Kernel,
     refused: Mapping[str, str],
+    command: int,
     sockets: Callable[[], Iterable[Note]],
 ) -> CaptureInfo:
-    """For the stream's begin(). Call it after attaching: then all refusals are known."""
+    """For the stream's begin(). Call it after attaching: then all refusals are known.
+
+    command: the pid of the command that is captured, 0: there is none."""
     missing = kernel.missing()
     recorded = {n: prepared.plan.kind_of(n) for n in prepared.enabled if n not in missing}
     tcp, events = prepared.tcp, prepared.events.layout if prepared.events else None
     return CaptureInfo(
         version=version("tcpkmon"),
         kernel=describe_kernel(),
-        settings=_settings(request, prepared, recorded, missing, refused),
+        settings=_settings(request, prepared, recorded, missing, refused, command),
         dtype=prepared.dtype,
         cpus=len(kernel.heads()),
         requested=len(prepared.numbers),
@@ -60,6 +64,7 @@ def _settings(
     recorded: Mapping[str, str | None],
     missing: Mapping[str, str],
     refused: Mapping[str, str],
+    command: int,
 ) -> dict[str, Any]:
     """For the header, with what this kernel lacks and what it refused."""
     tcp = prepared.tcp
@@ -67,7 +72,7 @@ def _settings(
     return {
         "tcpkmon": version("tcpkmon"),
         "machine": describe_machine(),
-        "collector_pids": [os.getpid()],
+        "collector_pids": _own_pids(command),
         "selftest": last_result(),
         "command": list(request.arguments),
         "system": read_system_settings(),
@@ -89,6 +94,13 @@ def _settings(
         "refused": refused,
         **_budget(request, prepared, recorded),
     }
+
+
+def _own_pids(command: int) -> list[int]:
+    """This process first, then those that work for it: that open files, enter namespaces, keep
+    files. A helper that is started again later is not among them."""
+    own = os.getpid()
+    return [own, *sorted(descendants({own}) - descendants({command} - {0}) - {own})]
 
 
 def _budget(request: Request, prepared: Prepared, recorded: Mapping[str, Any]) -> dict[str, Any]:
