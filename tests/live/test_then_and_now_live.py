@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/then-and-now.md, row by row: what a command says of sessions that have everything.
 
-A session is recorded three times: by `monitor`, by `iscan`, and by Klogger's commands. Its texts
+A session is recorded four times: by `monitor`, by `iscan`, by Klogger's commands and MAGNeT's. Its texts
 must match what CHECKS says of each row. Experiments are run by their own tests.
 """
 
@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,14 @@ from tcpkmon.formats.analysis import open_log
 from tcpkmon.formats.base.errors import TcpkmonError
 from tests.live.capturing import wait_until
 from tests.live.file_workload import PAGE, make_cold
-from tests.live.then_and_now import CHECKS
+from tests.live.magnet_2001 import CHECKS as CHECKS_2001
+from tests.live.magnet_2001 import record_2001
+from tests.live.then_and_now import CHECKS as OTHERS
 from tests.live.tty_workload import answerer, terminal
-from tests.unit.klogger_samples import LogMaker
+from tests.unit.klogger_samples import ROOT, LogMaker
 from tests.unit.test_then_and_now import NONE, rows
 
+CHECKS = {**OTHERS, "MAGNeT": CHECKS_2001}
 TCPKMON = Path(sys.executable).with_name("tcpkmon")
 LOGIN = """
 import os, pty
@@ -81,6 +84,21 @@ class Said:
         done = subprocess.run([TCPKMON, *words], check=False, cwd=self.folder,
                               capture_output=True, text=True, **options)  # fmt: skip
         self.texts[name] = f"exit {done.returncode}\n{done.stdout}{done.stderr}"
+
+    def collect(self, name: str, *words: str) -> None:
+        """The same of collect."""
+        done = subprocess.run([TCPKMON.with_name("collect"), *words], check=False, cwd=self.folder,
+                              capture_output=True, text=True,
+                              env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+        self.texts[name] = f"exit {done.returncode}\n{done.stdout}{done.stderr}"
+
+    def stop_and(self, pid: int, do: Callable[[], object]) -> None:
+        """Do something while a process is stopped."""
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            do()
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def run_as_nobody(self, name: str, *words: str) -> None:
         self.folder.chmod(0o755)
@@ -239,6 +257,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     record_1987(made)
     record_1988(made)
     record_2007(made)
+    record_2001(made)
     (made.folder / "said.json").write_text(json.dumps(made.texts))
     yield made.texts
 
