@@ -65,13 +65,16 @@ class Log(Logs):
 
     @property
     def collector_pids(self) -> tuple[int, ...]:
-        """The processes that recorded the log; none in logs of earlier versions."""
+        """The processes that recorded the log, the collector itself first; none in logs of earlier
+        versions."""
         found = []
         for reader in self.readers:
             settings = reader.format.header.get("settings")
             pids = settings.get("collector_pids") if isinstance(settings, dict) else None
             found += pids if isinstance(pids, list) else []
-        return tuple({pid for pid in found if isinstance(pid, int) and 0 < pid < 1 << 31})
+        return tuple(
+            dict.fromkeys(pid for pid in found if isinstance(pid, int) and 0 < pid < 1 << 31)
+        )
 
     def without_collector(self) -> Log:
         """The same log without the events of the collector's own processes: what it read and wrote,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each row of MAGNeT in docs/then-and-now.md is checked by, and the session of its commands."""
+"""What each row of MAGNeT in docs/then-and-now.md is checked by, and the session for that."""
 
 from __future__ import annotations
 

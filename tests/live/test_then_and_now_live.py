@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/then-and-now.md, row by row: what a command says of sessions that have everything.
 
-A session is recorded four times: by `monitor`, by `iscan`, by Klogger's commands and MAGNeT's. Its texts
-must match what CHECKS says of each row. Experiments are run by their own tests.
+A session is recorded four times: by `monitor`, by `iscan`, by Klogger's commands and MAGNeT's. Its
+texts must match what CHECKS says of each row. Experiments are run by their own tests.
 """
 
 from __future__ import annotations
