@@ -19,7 +19,7 @@ from tcpkmon.formats.base.reader import Reader, complaints_of
 from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.psc.reader import Capture
 from tcpkmon.formats.report.courses import NONE, VALUES, Course, Lost, merge, read_courses
-from tcpkmon.formats.tables import SHIPPED
+from tcpkmon.formats.tables import SHIPPED, Opened, table_of
 from tcpkmon.formats.timeline import INSTANTS
 
 _ALL_POINTS = 60_000
@@ -53,10 +53,11 @@ def collect(paths: Sequence[Path], reader: Reader, most: int = 10) -> Report:
 
     FileError; DamagedError where nothing can be read of it.
     """
-    proof = reader.table("proof").to_pylist()
+    opened = Opened(tuple(paths), reader)
+    proof = table_of(opened, "proof").to_pylist()
     found = Report(
         paths[0].name if len(paths) == 1 else f"{paths[0].name} and {len(paths) - 1} more",
-        proof, _events(reader), _settings(reader), [],
+        proof, _events(table_of(opened, "ledger").to_pylist()), _settings(reader), [],
     )  # fmt: skip
     try:
         with why.Source(reader) as source:
@@ -67,10 +68,10 @@ def collect(paths: Sequence[Path], reader: Reader, most: int = 10) -> Report:
     return found
 
 
-def _events(reader: Reader) -> list[dict[str, Any]]:
+def _events(ledger: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The ledger, summed over CPUs and files."""
     sums: dict[str, dict[str, Any]] = {}
-    for row in reader.table("ledger").to_pylist():
+    for row in ledger:
         one = sums.setdefault(row["location"] or "?", dict.fromkeys(
             ("attempts", "filtered", "written", "in_file", "lost"), 0))  # fmt: skip
         for name in one:
