@@ -18,7 +18,7 @@ from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reader import Reader, complaints_of
 from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.psc.reader import Capture
-from tcpkmon.formats.report.courses import NONE, VALUES, Course, Lost, merge, read_courses
+from tcpkmon.formats.report.courses import NONE, VALUES, Course, merge, read_courses
 from tcpkmon.formats.tables import SHIPPED, Opened, table_of
 from tcpkmon.formats.timeline import INSTANTS
 
@@ -109,12 +109,12 @@ def _add_connections(found: Report, paths: Sequence[Path], source: why.Source, m
     courses, lost = read_courses(source, spans, _ALL_POINTS // max(len(spans), 1))
     begin = min(begin for begin, _ in spans.values())
     ahead = source.about().get("ahead_ns")
-    told = merge(lost, _GAPS)
+    gaps = merge(lost, _GAPS)
     found.plots = {
         "start_ms": None if ahead is None else (begin + ahead) / 1e6,
         "values": VALUES, "none": NONE, "limits": list(why.LIMITS),
         "marks": {number: list(told) for number, told in INSTANTS.items()},
-        "lost": [_us(told.begin, begin), _us(told.end, begin), told.missing.tolist()],
+        "lost": [_us(gaps.begin, begin), _us(gaps.end, begin), gaps.missing.tolist()],
         "gaps": len(lost.begin),
         "connections": _rows(table, order[:_ROWS]), "count": found.count,
         "graphs": {
@@ -156,13 +156,14 @@ def _graph(
 ) -> dict[str, Any]:
     mine = np.flatnonzero(runs["conn_id"] == conn)
     starts, ends = runs["start_ns"][mine], runs["end_ns"][mine]
-    few = np.sort(np.argsort(starts - ends, kind="stable")[:_LIMITS])
+    few = _longest(starts, ends)
     number = {name: n for n, name in enumerate(why.LIMITS)}
     kinds, times, told = (
         np.concatenate(part) for part in zip(*course.marks, strict=True)
     ) if course.marks else (np.empty(0, np.int64),) * 3  # fmt: skip
     order = np.argsort(times, kind="stable")
-    some = order if len(order) <= _MARKS else order[np.linspace(0, len(order) - 1, _MARKS).astype(int)]
+    if len(some := order) > _MARKS:
+        some = order[np.linspace(0, len(order) - 1, _MARKS).astype(int)]
     return {
         "records": course.records, "points": len(course.times),
         "span": _us(span, begin),
@@ -177,8 +178,17 @@ def _graph(
     }  # fmt: skip
 
 
+def _longest(starts: Any, ends: Any) -> Any:
+    """(n,) the rows of the intervals that are drawn: of many, the longest of each part of time."""
+    if len(starts) <= _LIMITS:
+        return np.arange(len(starts))
+    span = max(int(ends.max() - starts.min()), 1)
+    parts = (starts - starts.min()) * (_LIMITS / span)
+    order = np.lexsort((starts - ends, np.minimum(parts.astype(np.int64), _LIMITS - 1)))
+    of = np.minimum(parts.astype(np.int64), _LIMITS - 1)[order]
+    return np.sort(order[np.r_[True, of[1:] != of[:-1]]])
+
+
 def _packed(values: Any, form: str) -> str:
     return base64.b64encode(np.asarray(values).astype(form).tobytes()).decode()
 
-
-__all__ = ["Lost", "Report", "collect"]

@@ -140,7 +140,8 @@ def _interactive(report: Report) -> str:
         return ""
     return """<noscript><p class="warnings">The table and the graphs need JavaScript.</p></noscript>
 <section id="table"><h2>Connections</h2>
-<p><label>Search <input type="search" id="search"></label> <span id="found" role="status"></span></p>
+<p><label>Search <input type="search" id="search"></label>
+<span id="found" role="status"></span></p>
 <div class="scroll"><table id="connections"><thead></thead><tbody></tbody></table></div></section>
 <section id="graphs"><h2 id="which"></h2><div class="tools"></div>
 <div id="plots" tabindex="0" role="group" aria-label="Graphs: arrow keys, plus, minus and 0"></div>

@@ -26,6 +26,7 @@ const STRIP = 12;
 const { columns, rows } = data.connections;
 const ID = columns.findIndex((column) => column.name === "conn_id");
 const isNumber = columns.map((_, n) => rows.some((row) => typeof row[n] === "number"));
+const PLAIN = /^(conn_id|lport|rport)$/;
 let sorted = -1, descending = true, selected = null;
 
 const cell = (value) => {
@@ -53,7 +54,7 @@ function fillTable() {
   for (const row of found.slice(0, 500)) {
     const line = body.appendChild(make("tr"));
     row.forEach((value, n) => {
-      const one = line.appendChild(make("td", n === ID ? String(value) : cell(value)));
+      const one = line.appendChild(make("td", PLAIN.test(columns[n].name) ? String(value ?? "") : cell(value)));
       if (isNumber[n]) one.className = "number";
     });
     const id = String(row[ID]);
@@ -105,13 +106,16 @@ for (const name of document.querySelectorAll(".conn")) {
 const unpack = (text, Kind) =>
   new Kind(Uint8Array.from(atob(text), (one) => one.charCodeAt(0)).buffer);
 let plots = [], graph = null, times = [], series = [], whole = [0, 1], shown = [0, 1], at = null;
+const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches
+  && !document.documentElement.classList.contains("paper");
+const colour = (n) => LINES[n][0] === "#0072b2" && isDark() ? "#56b4e9" : LINES[n][0];
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function patternOf(context, number) {
   const tile = document.createElement("canvas");
   tile.width = tile.height = 8;
   const pen = tile.getContext("2d");
-  pen.fillStyle = number < 0 ? style("--back") : FILLS[number % FILLS.length];
+  pen.fillStyle = number < 0 ? style("--line") : FILLS[number % FILLS.length];
   pen.fillRect(0, 0, 8, 8);
   pen.strokeStyle = number < 0 ? style("--unknown") : style("--back");
   pen.lineWidth = 1.5;
@@ -159,6 +163,8 @@ function drawMarks(plot) {
   ctx.setLineDash([2 * ratio, 3 * ratio]);
   let free = -Infinity;
   const [kinds, moments] = graph.marks;
+  const isDense = moments.filter((one) =>
+    one / 1e6 >= shown[0] && one / 1e6 <= shown[1]).length > 80;
   kinds.forEach((kind, n) => {
     const x = plot.valToPos(moments[n] / 1e6, "x", true);
     if (x < bbox.left || x > bbox.left + bbox.width || x < free) return;
@@ -167,7 +173,7 @@ function drawMarks(plot) {
     ctx.beginPath();
     ctx.moveTo(x, bbox.top + STRIP * ratio);
     ctx.lineTo(x, bbox.top + bbox.height);
-    ctx.stroke();
+    if (!isDense) ctx.stroke();
     ctx.globalAlpha = 1;
     ctx.fillText(LETTERS[kind] ?? "?", x, bbox.top + bbox.height - 3 * ratio);
   });
@@ -239,11 +245,14 @@ function draw() {
     const plot = new uPlot({
       title, height, width: $("plots").clientWidth,
       scales: { x: { time: false, min: shown[0], max: shown[1] },
-        y: { range: (_, low, high) => [0, (high || 1) * 1.12] } },
-      axes: [{ ...axis, label: place === PANELS.length - 1 ? "seconds" : undefined, labelSize: 18 },
+        y: { range: (_, low, high) => [0, (high || 1) * 1.22] } },
+      legend: { markers: { dash: (_, n) => ["solid", "dashed", "dotted"][numbers.indexOf(used[n - 1])],
+        stroke: (_, n) => colour(used[n - 1]) } },
+      axes: [{ ...axis, values: (_, splits, __, ___, step) => splits.map((one) =>
+        one.toFixed(Math.max(0, Math.ceil(-Math.log10(step) - 1e-9)))), label: place === PANELS.length - 1 ? "seconds" : undefined, labelSize: 18 },
         { ...axis, size: 84, values: (_, splits) => splits.map((one) => count(one)) }],
       series: [{ label: "time" }, ...used.map((n) => ({ label: data.values[n][0], spanGaps: false,
-        stroke: LINES[n][0], dash: LINES[n][1], width: 1.6, paths: dense,
+        stroke: colour(n), dash: LINES[n][1], width: 1.6, paths: dense,
         points: { show: series[n].length < 400, size: 4 } }))],
       cursor: { sync: { key: "all", scales: ["x", null] }, drag: { x: true, y: false,
         setScale: false } },
@@ -315,7 +324,7 @@ function select(id) {
     notes.push(`Thinned: ${count(graph.points)} points of ${count(graph.records)} records; each`
       + " pixel of the whole has its least and greatest value, a close zoom lacks others.");
   if (graph.limits[0].length < graph.limits_count)
-    notes.push(`The ${count(graph.limits[0].length)} longest of ${count(graph.limits_count)} limits.`);
+    notes.push(`Of each moment the longest limit: ${count(graph.limits[0].length)} of ${count(graph.limits_count)}.`);
   if (graph.marks[0].length < graph.marks_count)
     notes.push(`${count(graph.marks[0].length)} of ${count(graph.marks_count)} marks.`);
   if (data.lost[0].length < data.gaps)
