@@ -33,7 +33,7 @@ _PENDING = 1 << 16
 
 @dataclass
 class Lost:
-    """Times in ns, relative to nothing, between which records of the capture are missing."""
+    """Times in ns, CLOCK_MONOTONIC, between which records of the capture are missing."""
 
     begin: Array
     end: Array
@@ -169,11 +169,13 @@ def read_courses(
         for conn in np.unique(ids[rows]).tolist():
             courses[conn].add(piece.take(rows[ids[rows] == conn]))
     if source.placed > last_lost and last_ns >= 0:
-        lost.append(tuple(np.array([one]) for one in (last_ns, last_ns, source.placed - last_lost)))  # type: ignore[arg-type]
+        tail = (last_ns, last_ns, source.placed - last_lost)
+        lost.append((np.array([tail[0]]), np.array([tail[1]]), np.array([tail[2]])))
     for course in courses.values():
         course.finish(most)
-    return courses, Lost(*(_all(parts) for parts in zip(*lost, strict=True))) if lost else Lost(
-        *(np.empty(0, np.int64) for _ in range(3)))  # fmt: skip
+    if not lost:
+        return courses, Lost(*(np.empty(0, np.int64) for _ in range(3)))
+    return courses, Lost(*(_all(parts) for parts in zip(*lost, strict=True)))
 
 
 def _all(parts: Sequence[Array]) -> Array:
@@ -188,6 +190,6 @@ def merge(lost: Lost, most: int) -> Lost:
     begin, missing = lost.begin[order], lost.missing[order]
     end = np.maximum.accumulate(lost.end[order])
     between = begin[1:] - end[:-1]
-    limit = 0 if len(between) < most else int(np.sort(between)[-most + 1])
+    limit = 0 if len(between) < most else max(int(np.sort(between)[-most]), 0)
     at = np.flatnonzero(np.r_[True, between > limit])
     return Lost(begin[at], np.maximum.reduceat(end, at), np.add.reduceat(missing, at))
