@@ -20,7 +20,7 @@ const PANELS = [["Windows [segments]", [0, 1, 2], 230], ["Buffers and the peer's
   [3, 4, 5], 180], ["Round-trip time [us]", [6, 7], 160]];
 const LETTERS = { 2: "R", 3: "Y", 7: "X", 8: "X", 12: "Q", 13: "E", 14: "T", 15: "P", 16: "Z",
   17: "U", 20: "O" };
-const STRIP = 12;
+const STRIP = 12, PAPER = 680;
 
 // --- table ---
 const { columns, rows } = data.connections;
@@ -106,8 +106,9 @@ for (const name of document.querySelectorAll(".conn")) {
 const unpack = (text, Kind) =>
   new Kind(Uint8Array.from(atob(text), (one) => one.charCodeAt(0)).buffer);
 let plots = [], graph = null, times = [], series = [], whole = [0, 1], shown = [0, 1], at = null;
+const isPaper = () => document.documentElement.classList.contains("paper");
 const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches
-  && !document.documentElement.classList.contains("paper");
+  && !isPaper();
 const colour = (n) => LINES[n][0] === "#0072b2" && isDark() ? "#56b4e9" : LINES[n][0];
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -243,7 +244,7 @@ function draw() {
     if (!used.length) return;
     let left = null;
     const plot = new uPlot({
-      title, height, width: $("plots").clientWidth,
+      title, height, width: isPaper() ? PAPER : $("plots").clientWidth,
       scales: { x: { time: false, min: shown[0], max: shown[1] },
         y: { range: (_, low, high) => [0, (high || 1) * 1.22] } },
       legend: { markers: { dash: (_, n) => ["solid", "dashed", "dotted"][numbers.indexOf(used[n - 1])],
