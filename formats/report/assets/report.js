@@ -20,12 +20,14 @@ const PANELS = [["Windows [segments]", [0, 1, 2], 230], ["Buffers and the peer's
   [3, 4, 5], 180], ["Round-trip time [us]", [6, 7], 160]];
 const LETTERS = { 2: "R", 3: "Y", 7: "X", 8: "X", 12: "Q", 13: "E", 14: "T", 15: "P", 16: "Z",
   17: "U", 20: "O" };
+const DASHES = ["solid", "dashed", "dotted"];
 const STRIP = 12, PAPER = 680;
 
 // --- table ---
 const { columns, rows } = data.connections;
 const ID = columns.findIndex((column) => column.name === "conn_id");
 const isNumber = columns.map((_, n) => rows.some((row) => typeof row[n] === "number"));
+const SCREEN = /^(start|role|end_reason|comm|rto_count|proven)$/;  // no room on paper
 const PLAIN = /^(conn_id|lport|rport)$/;
 let sorted = -1, descending = true, selected = null;
 
@@ -56,6 +58,7 @@ function fillTable() {
     row.forEach((value, n) => {
       const one = line.appendChild(make("td", PLAIN.test(columns[n].name) ? String(value ?? "") : cell(value)));
       if (isNumber[n]) one.className = "number";
+      if (SCREEN.test(columns[n].name)) one.classList.add("screen");
     });
     const id = String(row[ID]);
     if (!data.graphs[id]) continue;
@@ -85,6 +88,7 @@ columns.forEach((column, n) => {
   const head = headLine.appendChild(make("th"));
   head.scope = "col";
   if (isNumber[n]) head.className = "number";
+  if (SCREEN.test(column.name)) head.classList.add("screen");
   const button = head.appendChild(
     make("button", column.name + (column.unit ? ` [${column.unit}]` : "")));
   button.title = column.text;
@@ -206,7 +210,8 @@ function tellValues(index) {
   graph.marks[1].forEach((moment, n) => {
     if (Math.abs(moment - us) > near || parts.length > 20) return;
     const [name, what] = data.marks[graph.marks[0][n]];
-    parts.push(`${LETTERS[graph.marks[0][n]]}: ${name}${what ? `, ${what} ${graph.marks[2][n]}` : ""}`
+    parts.push(`${LETTERS[graph.marks[0][n]]}: ${name}`
+      + (what ? `, ${what} ${graph.marks[2][n]}` : "")
       + ` at ${(moment / 1e6).toFixed(6)} s`);
   });
   $("values").textContent = parts.join(" · ");
@@ -247,10 +252,11 @@ function draw() {
       title, height, width: isPaper() ? PAPER : $("plots").clientWidth,
       scales: { x: { time: false, min: shown[0], max: shown[1] },
         y: { range: (_, low, high) => [0, (high || 1) * 1.22] } },
-      legend: { markers: { dash: (_, n) => ["solid", "dashed", "dotted"][numbers.indexOf(used[n - 1])],
+      legend: { markers: { dash: (_, n) => DASHES[numbers.indexOf(used[n - 1])],
         stroke: (_, n) => colour(used[n - 1]) } },
       axes: [{ ...axis, values: (_, splits, __, ___, step) => splits.map((one) =>
-        one.toFixed(Math.max(0, Math.ceil(-Math.log10(step) - 1e-9)))), label: place === PANELS.length - 1 ? "seconds" : undefined, labelSize: 18 },
+        one.toFixed(step < 1e-6 ? 9 : (String(+step.toPrecision(6)).split(".")[1] ?? "").length)),
+        label: place === PANELS.length - 1 ? "seconds" : undefined, labelSize: 18 },
         { ...axis, size: 84, values: (_, splits) => splits.map((one) => count(one)) }],
       series: [{ label: "time" }, ...used.map((n) => ({ label: data.values[n][0], spanGaps: false,
         stroke: colour(n), dash: LINES[n][1], width: 1.6, paths: dense,
@@ -325,7 +331,8 @@ function select(id) {
     notes.push(`Thinned: ${count(graph.points)} points of ${count(graph.records)} records; each`
       + " pixel of the whole has its least and greatest value, a close zoom lacks others.");
   if (graph.limits[0].length < graph.limits_count)
-    notes.push(`Of each moment the longest limit: ${count(graph.limits[0].length)} of ${count(graph.limits_count)}.`);
+    notes.push("Of each moment the longest limit: "
+      + `${count(graph.limits[0].length)} of ${count(graph.limits_count)}.`);
   if (graph.marks[0].length < graph.marks_count)
     notes.push(`${count(graph.marks[0].length)} of ${count(graph.marks_count)} marks.`);
   if (data.lost[0].length < data.gaps)
@@ -340,7 +347,8 @@ function select(id) {
 }
 
 const tools = document.querySelector(".tools");
-for (const [text, title, act] of [["◀", "earlier", () => pan(-0.3)], ["▶", "later", () => pan(0.3)],
+for (const [text, title, act] of [["◀", "earlier", () => pan(-0.3)],
+  ["▶", "later", () => pan(0.3)],
   ["+", "zoom in", () => scale(0.5)], ["−", "zoom out", () => scale(2)],
   ["all", "the whole connection", () => zoom(...whole)]]) {
   const button = tools.appendChild(make("button", text));
