@@ -6,5 +6,5 @@ __all__ = [
     "condense", "connections", "cut", "decode",
     "diff",
     "export", "flamegraph", "join", "latency", "magnet_parse",
-    "repair", "requests", "sql", "translate", "verify", "why",
+    "repair", "report", "requests", "sql", "translate", "verify", "why",
 ]  # fmt: skip

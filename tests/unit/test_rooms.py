@@ -42,6 +42,7 @@ ROOMS = {
     "formats": (
         ("commands",),
         ("history",),
+        ("report",),
         ("tables",),
         ("export", "pmgraph"),
         ("timeline",),

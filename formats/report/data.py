@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gathers what the page shows of a capture of any format, in bounded size."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tcpkmon.formats.analysis import why
+from tcpkmon.formats.analysis.explaining import Explaining, by_bytes
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.reader import Reader, complaints_of
+from tcpkmon.formats.klogger.logs import Logs
+from tcpkmon.formats.psc.reader import Capture
+from tcpkmon.formats.report.courses import NONE, VALUES, Course, merge, read_courses
+from tcpkmon.formats.tables import SHIPPED, Opened, table_of
+from tcpkmon.formats.timeline import INSTANTS
+
+_ALL_POINTS = 60_000
+"""Of all graphs: 40 bytes each, a third more in base64."""
+_ROWS = 5000
+_MARKS, _LIMITS, _GAPS = 1000, 1500, 1000
+_SHOWN = (
+    "conn_id", "laddr", "lport", "raddr", "rport", "comm", "role", "end_reason", "start",
+    "duration_us", "bytes_sent", "bytes_received", "goodput_mean", "retransmissions", "rto_count",
+    "srtt_p50_us", "main_limit", "main_share", "lost_records", "proven",
+)  # fmt: skip
+
+
+@dataclass
+class Report:
+    """proof, ledger: rows of these tables. said: the name and sentences of a connection.
+    plots: what the script draws; {} where the capture has no snapshots of connections."""
+
+    name: str
+    proof: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    settings: dict[str, Any]
+    warnings: list[str]
+    said: list[tuple[int, str, list[str]]] = field(default_factory=list)
+    plots: dict[str, Any] = field(default_factory=dict)
+    count: int = 0
+
+
+def collect(paths: Sequence[Path], reader: Reader, most: int = 10) -> Report:
+    """What the page of an open capture shows, with graphs of `most` connections.
+
+    FileError; DamagedError where nothing can be read of it.
+    """
+    opened = Opened(tuple(paths), reader)
+    proof = table_of(opened, "proof").to_pylist()
+    found = Report(
+        paths[0].name if len(paths) == 1 else f"{paths[0].name} and {len(paths) - 1} more",
+        proof, _events(table_of(opened, "ledger").to_pylist()), _settings(reader), [],
+    )  # fmt: skip
+    try:
+        with why.Source(reader) as source:
+            _add_connections(found, paths, source, most)
+    except UsageError as error:
+        found.warnings.append(f"no graphs: {error}")
+    found.warnings += complaints_of(reader)
+    return found
+
+
+def _events(ledger: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The ledger, summed over CPUs and files."""
+    sums: dict[str, dict[str, Any]] = {}
+    for row in ledger:
+        one = sums.setdefault(row["location"] or "?", dict.fromkeys(
+            ("attempts", "filtered", "written", "in_file", "lost"), 0))  # fmt: skip
+        for name in one:
+            one[name] += row[name] or 0
+    return [{"event": name, **one} for name, one in sums.items()]
+
+
+def _settings(reader: Reader) -> dict[str, Any]:
+    if isinstance(reader, Capture):
+        found: Any = reader.settings
+    elif isinstance(reader, Logs):
+        found = reader.format.header
+        found = found.get("settings") or found
+    else:
+        found = getattr(reader, "settings", {})
+    return found if isinstance(found, dict) else {}
+
+
+def _add_connections(found: Report, paths: Sequence[Path], source: why.Source, most: int) -> None:
+    table, runs = why.tables(source)
+    found.count = len(table["conn_id"])
+    if not found.count:
+        return
+    order = by_bytes(table)
+    chosen = order[:most]
+    ids = table["conn_id"][chosen]
+    explaining = Explaining(paths, table, ids)
+    for at in chosen.tolist():
+        one = explaining.of(table, at)
+        found.said.append((int(one.connection.conn_id), why.head(one.connection), one.sentences))
+    spans = {
+        int(table["conn_id"][at]): (int(table["start_ns"][at]), int(table["end_ns"][at]))
+        for at in chosen.tolist()
+    }
+    courses, lost = read_courses(source, spans, _ALL_POINTS // max(len(spans), 1))
+    begin = min(begin for begin, _ in spans.values())
+    ahead = source.about().get("ahead_ns")
+    gaps = merge(lost, _GAPS)
+    found.plots = {
+        "start_ms": None if ahead is None else (begin + ahead) / 1e6,
+        "values": VALUES, "none": NONE, "limits": list(why.LIMITS),
+        "marks": {number: list(told) for number, told in INSTANTS.items()},
+        "lost": [_us(gaps.begin, begin), _us(gaps.end, begin), gaps.missing.tolist()],
+        "gaps": len(lost.begin),
+        "connections": _rows(table, order[:_ROWS]), "count": found.count,
+        "graphs": {
+            str(conn): _graph(course, begin, runs, conn, spans[conn])
+            for conn, course in courses.items()
+        },
+    }  # fmt: skip
+    if not source.reader.complete:
+        found.plots["open_end"] = True
+
+
+def _us(times: Any, begin: int) -> list[float]:
+    return [round(one / 1e3, 1) for one in (np.asarray(times) - begin).tolist()]
+
+
+def _rows(table: why.Table, order: Any) -> dict[str, Any]:
+    units = {column.name: column for column in SHIPPED["connections"][1]}
+    shown = [name for name in _SHOWN if name in table]
+    some = {name: table[name][order] for name in shown}
+    rows = [[_plain(value) for value in row.values()] for row in why.rows_of(some)]
+    shown_at = [n for n in range(len(shown)) if any(row[n] is not None for row in rows)]
+    return {
+        "columns": [
+            {"name": shown[n], "unit": units[shown[n]].unit, "text": units[shown[n]].text}
+            for n in shown_at
+        ],
+        "rows": [[row[n] for n in shown_at] for row in rows],
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int)) else str(value)
+
+
+def _graph(
+    course: Course, begin: int, runs: why.Table, conn: int, span: tuple[int, int]
+) -> dict[str, Any]:
+    mine = np.flatnonzero(runs["conn_id"] == conn)
+    starts, ends = runs["start_ns"][mine], runs["end_ns"][mine]
+    few = _longest(starts, ends)
+    number = {name: n for n, name in enumerate(why.LIMITS)}
+    kinds, times, told = (
+        np.concatenate(part) for part in zip(*course.marks, strict=True)
+    ) if course.marks else (np.empty(0, np.int64),) * 3  # fmt: skip
+    order = np.argsort(times, kind="stable")
+    if len(some := order) > _MARKS:
+        some = order[np.linspace(0, len(order) - 1, _MARKS).astype(int)]
+    return {
+        "records": course.records, "points": len(course.times),
+        "span": _us(span, begin),
+        "times": _packed((course.times - begin) / 1e3, "<f8"),
+        "values": [_packed(values, "<i4") for values in course.values],
+        "limits": [_us(starts[few], begin), _us(ends[few], begin),
+                   [number[str(one)] for one in runs["limit"][mine][few].tolist()],
+                   [int(one) for one in runs["certain"][mine][few].tolist()]],
+        "limits_count": len(mine),
+        "marks": [kinds[some].tolist(), _us(times[some], begin), told[some].tolist()],
+        "marks_count": len(order),
+    }  # fmt: skip
+
+
+def _longest(starts: Any, ends: Any) -> Any:
+    """(n,) the rows of the intervals that are drawn: of many, the longest of each part of time."""
+    if len(starts) <= _LIMITS:
+        return np.arange(len(starts))
+    span = max(int(ends.max() - starts.min()), 1)
+    parts = (starts - starts.min()) * (_LIMITS / span)
+    order = np.lexsort((starts - ends, np.minimum(parts.astype(np.int64), _LIMITS - 1)))
+    of = np.minimum(parts.astype(np.int64), _LIMITS - 1)[order]
+    return np.sort(order[np.r_[True, of[1:] != of[:-1]]])
+
+
+def _packed(values: Any, form: str) -> str:
+    return base64.b64encode(np.asarray(values).astype(form).tobytes()).decode()
+
