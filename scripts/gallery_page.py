@@ -74,12 +74,12 @@ def capture(folder: Path, congestion: str) -> None:
     with Lab(line) as lab:
         lab.a.command(["ip", "route", "replace", "10.77.0.2/32", "dev", DEVICE,
                        "congctl", congestion])  # fmt: skip
-        server = lab.b.start([sys.executable, "-c", _SERVER], stdout=subprocess.PIPE)
+        server = lab.b.start([sys.executable, "-I", "-c", _SERVER], stdout=subprocess.PIPE)
         assert server.stdout is not None and server.stdout.readline() == "ready\n"
         options = ["--format", "psc", "--netns", lab.a.name, "--quiet",
                    "--columns", "default,ca_name"]  # fmt: skip
         with start("tcp", folder / f"{congestion}.pm", force=True, options=options, buffer_mb=32):
-            lab.a.start([sys.executable, "-c", _CLIENT]).wait(60)
+            lab.a.start([sys.executable, "-I", "-c", _CLIENT]).wait(60)
             server.wait(60)
         server.stdout.close()
 

@@ -6,6 +6,7 @@ __all__ = [
     "bytecode",
     "capture_maps",
     "compiler",
+    "following",
     "later_listing",
     "parked",
     "perf_counters",
