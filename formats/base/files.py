@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import stat
+import sys
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -199,3 +200,15 @@ def _check_replaceable(path: Path, folder: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(os.stat(path.name, dir_fd=folder).st_mode):
             raise FileError(f"{path} is no ordinary file", "choose another name")
+
+
+@contextlib.contextmanager
+def file_or_stdout(output: Path | None, force: bool = False) -> Iterator[BinaryIO]:
+    """Standard output, or what create_file() makes."""
+    if output is not None:
+        with create_file(output, force) as out:
+            yield out
+        return
+    sys.stdout.flush()
+    yield sys.stdout.buffer
+    sys.stdout.buffer.flush()

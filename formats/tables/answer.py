@@ -7,16 +7,14 @@ import datetime
 import itertools
 import json
 import math
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from tcpkmon.formats.base.arrow import import_pyarrow
 from tcpkmon.formats.base.cli import say, use_colours
 from tcpkmon.formats.base.escape import for_terminal
-from tcpkmon.formats.base.files import create_file
+from tcpkmon.formats.base.files import create_file, file_or_stdout
 from tcpkmon.formats.base.text import quote_csv
 
 _SHOWN = 1000
@@ -36,21 +34,10 @@ def write_answer(reader: Any, form: str, output: Path | None, force: bool = Fals
     if form == "table" and output is None:
         _print_table(reader)
         return
-    with _text_file(output, force) as out:
+    with file_or_stdout(output, force) as out:
         lines = {"csv": _csv, "json": _json, "table": _plain}[form](reader)
         for line in lines:
             out.write(line.encode("utf-8", "backslashreplace") + b"\n")
-
-
-@contextmanager
-def _text_file(output: Path | None, force: bool) -> Iterator[BinaryIO]:
-    if output is None:
-        sys.stdout.flush()
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    with create_file(output, force) as out:
-        yield out
 
 
 def _write_binary(reader: Any, form: str, output: Path, force: bool) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from tcpkmon.formats.analysis.why.assemble import Table
 from tcpkmon.formats.analysis.why.tables import as_arrow, renamed
 from tcpkmon.formats.base.arrow import import_pyarrow
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
-from tcpkmon.formats.base.files import create_file
+from tcpkmon.formats.base.files import create_file, file_or_stdout
 from tcpkmon.formats.base.text import quote_csv
 
 BINARY = ("parquet", "arrow")
@@ -49,7 +47,7 @@ def write(
         assert output is not None
         _write_binary(make(table, names), form, output, force)
         return
-    with _text_file(output, force) as out:
+    with file_or_stdout(output, force) as out:
         if form == "csv":
             lines = _csv(table, names)
         elif form == "json":
@@ -58,17 +56,6 @@ def write(
             lines = _table(table, names)
         for line in lines:
             out.write(line.encode("utf-8", "backslashreplace") + b"\n")
-
-
-@contextmanager
-def _text_file(output: Path | None, force: bool) -> Iterator[BinaryIO]:
-    if output is None:
-        sys.stdout.flush()
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    with create_file(output, force) as out:
-        yield out
 
 
 def _write_binary(table: Any, form: str, output: Path, force: bool) -> None:
