@@ -19,6 +19,7 @@ from tcpkmon.formats.base.reader import Reader, complaints_of
 from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.psc.reader import Capture
 from tcpkmon.formats.report.courses import NONE, VALUES, Course, merge, read_courses
+from tcpkmon.formats.report.host import Section, read_host
 from tcpkmon.formats.tables import SHIPPED, Opened, table_of
 from tcpkmon.formats.timeline import INSTANTS
 
@@ -46,6 +47,7 @@ class Report:
     said: list[tuple[int, str, list[str]]] = field(default_factory=list)
     plots: dict[str, Any] = field(default_factory=dict)
     count: int = 0
+    host: list[Section] = field(default_factory=list)
 
 
 def collect(paths: Sequence[Path], reader: Reader, most: int = 10) -> Report:
@@ -64,6 +66,8 @@ def collect(paths: Sequence[Path], reader: Reader, most: int = 10) -> Report:
             _add_connections(found, paths, source, most)
     except UsageError as error:
         found.warnings.append(f"no graphs: {error}")
+    if isinstance(reader, Logs):
+        found.host = read_host(paths, most)
     found.warnings += complaints_of(reader)
     return found
 

@@ -14,6 +14,7 @@ from typing import Any
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.text import human_bytes
 from tcpkmon.formats.report.data import Report
+from tcpkmon.formats.report.host import Section
 
 _LOOKS = {0: ("ok", "✓"), 3: ("warn", "!")}
 _PROOF = ("path", "format", "entries", "lost", "end_reason", "checkpoints", "problems")
@@ -42,7 +43,7 @@ def make_page(report: Report) -> str:
         f"<header><h1>{_text(report.name)}</h1>{_summary(report)}</header>",
         "<main>",
         _warnings(report), _verdicts(report), _proof(report), _interactive(report),
-        _events(report), _settings(report),
+        *map(_host, report.host), _events(report), _settings(report),
         "</main>",
         f'<script type="application/json" id="data">{_json(report.plots)}</script>',
         *(f"<script>{script}</script>" for script in scripts),
@@ -119,6 +120,20 @@ def _events(report: Report) -> str:
         for row in report.events
     )
     return _table("Events", tuple(report.events[0]), rows)
+
+
+def _host(section: Section) -> str:
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{_bar(value) if name == 'share' else _cell(value)}</td>"
+                         for name, value in row.items()) + "</tr>"
+        for row in section.rows
+    )  # fmt: skip
+    return _table(_text(section.title), tuple(section.rows[0]), rows)
+
+
+def _bar(share: float) -> str:
+    told = f"{share:.1%}"
+    return f'<meter min="0" max="1" value="{share:.4f}">{told}</meter> {told}'
 
 
 def _table(title: str, names: tuple[str, ...], rows: str) -> str:

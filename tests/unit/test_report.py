@@ -19,8 +19,11 @@ from tcpkmon.formats.analysis import why
 from tcpkmon.formats.commands import report as report_command
 from tcpkmon.formats.report.courses import NONE, VALUES, Lost, merge, thin
 from tcpkmon.formats.report.data import Report, collect
+from tcpkmon.formats.report.host import read_host
 from tcpkmon.formats.report.page import make_page
 from tests.kept.make import unpack
+from tests.unit.magnet_log import write_bulk
+from tests.unit.test_timeline import write_host
 from tests.unit.why_capture import write_capture
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\x1b]0;x\x07\u202e"
@@ -161,3 +164,21 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(tcpkmon.TcpkmonError, match="there"):
         run(path, "-o", tmp_path / "there")
     assert run(path, "-o", tmp_path / "there", "--force") == 0
+
+
+def test_the_host_of_a_log(tmp_path: Path) -> None:
+    """Page-ins and calls of a host's log, the way of bytes of magnet's; nothing of others."""
+    host = {one.title: one.rows for one in read_host([write_host(tmp_path / "host")], 3)}
+    calls, faults = host["System calls"], host["Page-ins, by thread"]
+    assert [(row["call"], row["count"], row["total"], row["share"]) for row in calls] == [
+        ("write", 1, "200 ns", 1.0)
+    ]
+    assert [(row["tid"], row["total"]) for row in faults] == [("8", "100 ns")]
+    folder = write_bulk(tmp_path / "bulk", 400, connections=2)
+    sections = read_host([folder], 1)
+    assert [one.title.split(":")[0] for one in sections] == ["Where the time of the bytes went"]
+    parts = {row["part"]: row["share"] for row in sections[0].rows}
+    assert parts.pop("whole") == 1.0 and sum(parts.values()) == pytest.approx(1.0)
+    with tcpkmon.open(folder) as reader:
+        page = make_page(collect([folder], reader, 1))
+    assert page.count("<meter") == len(parts) + 1 and "style=" not in page.split("<main>")[1][:9000]

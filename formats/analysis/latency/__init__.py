@@ -16,9 +16,9 @@ from tcpkmon.formats.analysis.latency.report import Report, as_json, find_flows,
 from tcpkmon.formats.analysis.latency.summary import Summary
 from tcpkmon.formats.analysis.latency.survey import find_fields
 from tcpkmon.formats.analysis.latency.tables import COLUMNS, PART_COLUMNS, Ranges, make_table
-from tcpkmon.formats.analysis.latency.text import print_latency
+from tcpkmon.formats.analysis.latency.text import format_time, print_latency
 
 __all__ = [
     "COLUMNS", "PART_COLUMNS", "Latency", "Ranges", "Report", "Summary", "as_json", "draw_latency",
-    "find_fields", "find_flows", "make_report", "make_table", "print_latency",
+    "find_fields", "find_flows", "format_time", "make_report", "make_table", "print_latency",
 ]  # fmt: skip
