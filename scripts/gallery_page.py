@@ -46,6 +46,9 @@ PICTURES = (
             "pmgraph cubic.pm bbr.pm --show snd_cwnd,srtt_us",
             "Both runs begin at 0, though they were made one after the other. bbr keeps "
             "the queue short, which cubic fills until a segment is lost."),
+    Picture("report", "A page to send", "tcpkmon report cubic.pm -o report.html",
+            "Verdicts, proof, a table to sort and search, and graphs that zoom together. It opens "
+            "without network, from a mail too ([report](report.md))."),
 )  # fmt: skip
 MADE_BEFORE = (
     ("demo", "Congestion windows of three algorithms", "tcpkmon demo",
@@ -62,9 +65,9 @@ _HEAD = """<!-- SPDX-License-Identifier: Apache-2.0 -->
 <!-- Made by scripts/gallery; do not edit. -->
 # Gallery
 
-The captures of the first three are made by `sudo scripts/gallery`: one transfer of 4 s each, of
+The captures of the first four are made by `sudo scripts/gallery`: one transfer of 4 s each, of
 cubic and of bbr, through the lab's bottleneck of 20 Mbit/s with 0.1 % loss.
-`-o FILE.png` writes the picture.
+`-o FILE.png` writes a picture; that of the page is a browser's (`chromium`).
 """
 
 
@@ -84,6 +87,14 @@ def capture(folder: Path, congestion: str) -> None:
         server.stdout.close()
 
 
+def photograph(page: str, target: str) -> None:
+    """What a browser shows of a page, in a file."""
+    subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1100,1250",
+         f"--screenshot={target}", f"file://{page}"], check=True, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
 def main() -> None:
     """Make all."""
     images = ROOT / "docs" / "images"
@@ -94,8 +105,11 @@ def main() -> None:
         for one in PICTURES:
             program, *words = one.command.split()
             target = str(images / f"{one.name}.png")
-            subprocess.run([Path(sys.executable).with_name(program), *words, "-o", target,
+            output = target if "-o" not in words else str(Path(name, "report.html"))
+            subprocess.run([Path(sys.executable).with_name(program), *words, "-o", output,
                             "--force"], cwd=name, check=True)  # fmt: skip
+            if output != target:
+                photograph(output, target)
             with Image.open(target) as drawn:  # few colours: a third of the bytes
                 few = drawn.convert("RGB").quantize(64, dither=Image.Dither.NONE)
             few.save(target, optimize=True)
