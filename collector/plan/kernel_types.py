@@ -8,8 +8,8 @@ text that names `struct sock` and `struct sock_common`:
     struct sock {                                           members are read as in the kernel
         union {
             struct { struct sock_common __sk_common; } __attribute__((packed));
-            struct { u8 pad__sk_rcvbuf[OFFSET]; s32 sk_rcvbuf; } __attribute__((packed));
-            u8 size__[SIZE];
+            struct { char pad__sk_rcvbuf[OFFSET]; s32 sk_rcvbuf; } __attribute__((packed));
+            char size__[SIZE];
         };
     } __attribute__((aligned(8)));
     #define HAVE_struct_sock 1
@@ -21,8 +21,9 @@ text that names `struct sock` and `struct sock_common`:
 
 The type of a member: integers and pointers stay; an enum becomes an integer; a struct that the text
 names stays; a struct without a name, or named by a typedef, is defined in place; any other struct
-becomes bytes, until the text (or a comment in it) names it. `#ifdef HAVE_...` tests for types and
-members that may be absent.
+becomes bytes, until the text (or a comment in it) names it. Bytes are `char`: a member that
+is called u8 hides the type u8 from what follows it. `#ifdef HAVE_...` tests for types and members
+that may be absent.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class _Header:
         out = self.lines
         out += [f"{tag} {name} {{", "\tunion {"]
         out += [f"\t\t{line}" for _, _, line in body]
-        out += [f"\t\tu8 size__[{shape.size_bytes}];", "\t};"]
+        out += [f"\t\tchar size__[{shape.size_bytes}];", "\t};"]
         out.append(f"}} __attribute__((aligned({_alignment(shape.size_bytes)})));")
         out.append(f"#define HAVE_{tag}_{name} 1")
         out.append(_assert(f"sizeof({tag} {name})", shape.size_bytes, name))
@@ -177,7 +178,7 @@ class _Header:
             if member.bitfield_bits or member.offset_bits % 8:
                 continue
             offset = member.offset_bits // 8
-            pad = f"u8 pad__{member.name}[{offset}]; " if offset else ""
+            pad = f"char pad__{member.name}[{offset}]; " if offset else ""
             declared = self._declaration(member.type_id, member.name, depth + 1)
             yield (
                 member.name,
@@ -212,16 +213,15 @@ class _Header:
                 return f"{tag} {shape.name} {name}{dimensions}"
             if depth <= DEEPEST and size_bytes and (by_typedef or not shape.name):
                 inner = " ".join(line for _, _, line in self._fields(type_id, depth))
-                return (
-                    f"struct {{ union {{ {inner} u8 size__[{size_bytes}]; }}; }} {name}{dimensions}"
-                )
+                size = f"char size__[{size_bytes}];"
+                return f"struct {{ union {{ {inner} {size} }}; }} {name}{dimensions}"
         if kind in ENUMS and size_bytes in (1, 2, 4, 8):
             return f"{'s' if btf.enum_signed(type_id) else 'u'}{8 * size_bytes} {name}{dimensions}"
         if kind is Kind.INT and size_bytes in (1, 2, 4, 8):
             integer = btf.integer(type_id)
             scalar = f"{'s' if integer.signed else 'u'}{8 * size_bytes}"
             return f"{'char' if integer.name == 'char' else scalar} {name}{dimensions}"
-        return f"u8 {name}{dimensions}[{size_bytes}]"
+        return f"unsigned char {name}{dimensions}[{size_bytes}]"
 
     def _pointer(self, type_id: int) -> str:
         """C text of a pointer: to a struct or union that has a name, else to void."""

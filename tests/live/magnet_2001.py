@@ -72,6 +72,7 @@ def record_2001(said: Any) -> None:
     with capturing.start("magnet", said.folder / "lossy.magnet", options=options) as capture:
         said.run_as_nobody("status 2001", "status", "--collector", str(capture.pid))
         said.stop_and(capture.pid, lambda: [work(port) for _ in range(10)])
+        capture.status()  # it answers when it has drained its rings
         work(port)
     said.run("lossy text", "magnet-parse", "lossy.magnet")
     said.run("lossy proof", "verify", "lossy.magnet")

@@ -139,7 +139,7 @@ def test_a_wrong_offset_does_not_compile(btf: Btf) -> None:
     text = text_naming("sock_common")
     header = kernel_types.make(btf, text)
     offset = offset_of(btf, "sock_common", "skc_family")
-    pad = "u8 pad__skc_family[{}];"
+    pad = "char pad__skc_family[{}];"
     assert pad.format(offset) in header
     done = build(header.replace(pad.format(offset), pad.format(offset + 2)) + text)
     assert done.returncode != 0

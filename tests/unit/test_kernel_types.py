@@ -59,19 +59,20 @@ def test_the_texts_own_types_and_those_of_bpf_h_are_left_out() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "struct { u8 __sk_common[16]; } __attribute__((packed));",
-        "struct { u8 pad__whole[16]; u64 whole; } __attribute__((packed));",
-        "struct { u8 pad__high[20]; u32 high; } __attribute__((packed));",
-        "struct { u8 pad__sk_net[24]; struct net *sk_net; } __attribute__((packed));",
-        "struct { u8 pad__sk_lock[32]; u8 sk_lock[4]; } __attribute__((packed));",
-        "struct { u8 pad__sk_lock2[36]; struct { union { struct { u32 raw; }"
-        " __attribute__((packed)); u8 size__[4]; }; } sk_lock2; } __attribute__((packed));",
-        "struct { u8 pad__sk_state[40]; u32 sk_state; } __attribute__((packed));",
-        "struct { u8 pad__sk_flag[44]; u8 sk_flag; } __attribute__((packed));",
-        "struct { u8 pad__sk_name[45]; char sk_name[7]; } __attribute__((packed));",
-        "struct { u8 pad__sk_other[64]; struct unknown *sk_other; } __attribute__((packed));",
-        "struct { u8 pad__sk_locks[72]; u8 sk_locks[2][3][4]; } __attribute__((packed));",
-        "u8 size__[96];",
+        "struct { unsigned char __sk_common[16]; } __attribute__((packed));",
+        "struct { char pad__whole[16]; u64 whole; } __attribute__((packed));",
+        "struct { char pad__high[20]; u32 high; } __attribute__((packed));",
+        "struct { char pad__sk_net[24]; struct net *sk_net; } __attribute__((packed));",
+        "struct { char pad__sk_lock[32]; unsigned char sk_lock[4]; } __attribute__((packed));",
+        "struct { char pad__sk_lock2[36]; struct { union { struct { u32 raw; }"
+        " __attribute__((packed)); char size__[4]; }; } sk_lock2; } __attribute__((packed));",
+        "struct { char pad__sk_state[40]; u32 sk_state; } __attribute__((packed));",
+        "struct { char pad__sk_flag[44]; u8 sk_flag; } __attribute__((packed));",
+        "struct { char pad__sk_name[45]; char sk_name[7]; } __attribute__((packed));",
+        "struct { char pad__sk_other[64]; struct unknown *sk_other; } __attribute__((packed));",
+        "struct { char pad__sk_locks[72]; unsigned char sk_locks[2][3][4]; }"
+        " __attribute__((packed));",
+        "char size__[96];",
         "#define HAVE_sock_sk_flag 1",
         "#define HAVE_sock_high 1",
         '_Static_assert(sizeof(struct sock) == 96, "sock");',
