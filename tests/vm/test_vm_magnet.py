@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,11 @@ def test_a_counted_transfer(
         receive(pair.server, 4)
         ports = pair.client_port, pair.server_port
         pair.close()
+        datagrams = magnet.datagrams(lab, address)
+        next(datagrams)
         log = running.finish()
+    with suppress(StopIteration):
+        datagrams.send(log)
     check_ways(log, expect_ways(probing, kinds))
     client = magnet.connection_of(log, *ports)
     server = magnet.connection_of(log, *reversed(ports))
