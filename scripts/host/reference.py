@@ -16,6 +16,8 @@ Span = tuple[int, int]
 SWAP = 32
 """Of a request's flags: for swap (bpf/schemata/disk.conf)."""
 CLASSES = ("Light", "Medium", "Heavy", "Overall")
+OWNERS = {"PROCESS_EXISTS": "pid", "FORK": "child_tgid", "EXEC": "tgid", "EXIT": "tgid"}
+"""Events that tell whose a process is, and the field that names the process."""
 
 
 class Reference:
@@ -60,6 +62,10 @@ class Reference:
             self._use(event["pid"], event["tgid"], event["runtime"], NO_USER)
         elif "cpu_time" in event.fields:
             self._use(event["tid"], event["tgid"], event["cpu_time"], event["uid"])
+        if event.type in OWNERS:
+            tgid = event[OWNERS[event.type]]
+            if event["uid"] != NO_USER:
+                self.uid[tgid] = event["uid"]
         handle = self._by_name.get(event.type)
         if handle is not None:
             handle(event)
