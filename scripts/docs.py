@@ -312,7 +312,7 @@ def describe_commands(group: click.Command) -> str:
 
 def commands_of(group: click.Group) -> Iterator[tuple[str, click.Command]]:
     """The commands of a group and of the groups in it, by the words that the user types."""
-    for name, command in group.commands.items():
+    for name, command in tcpkmon.parts(group).items():
         if isinstance(command, click.Group):
             yield from ((f"{name} {inner}", part) for inner, part in commands_of(command))
         else:

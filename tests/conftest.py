@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.full import IS_FULL
+
 if TYPE_CHECKING:
     from tcpkmon.collector.lab.lab import Lab
 
@@ -21,6 +23,12 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("shared-machine"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "shared-machine")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("full") is not None and not IS_FULL:
+            item.add_marker(pytest.mark.skip(reason="long; scripts/test --full runs it"))
 
 
 @pytest.fixture

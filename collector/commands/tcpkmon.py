@@ -4,58 +4,49 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import click
 
-from tcpkmon.collector.commands import (
-    benchmark,
-    buffer_size,
-    columns,
-    daemon,
-    demo,
-    disable,
-    doctor,
-    dump,
-    enable,
-    events,
-    lowwater,
-    mark,
-    metrics,
-    probe,
-    reload,
-    sampler_period,
-    schema,
-    selftest,
-    status,
-    top,
-    triggers,
-)
-from tcpkmon.collector.commands.history import iscan, monitor, msmod
 from tcpkmon.formats.base.cli import run
-from tcpkmon.formats.commands import (
-    anonymise,
-    check,
-    condense,
-    connections,
-    cut,
-    decode,
-    diff,
-    export,
-    flamegraph,
-    join,
-    latency,
-    magnet_parse,
-    repair,
-    report,
-    requests,
-    sql,
-    translate,
-    verify,
-    why,
-)
+
+ROOMS = {
+    "tcpkmon.collector.commands": (
+        "benchmark", "buffer_size", "columns", "daemon", "demo", "disable", "doctor", "dump",
+        "enable", "events", "lowwater", "mark", "metrics", "probe", "reload", "sampler_period",
+        "schema", "selftest", "status", "top", "triggers",
+    ),
+    "tcpkmon.collector.commands.history": ("iscan", "monitor", "msmod"),
+    "tcpkmon.formats.commands": (
+        "anonymise", "check", "condense", "connections", "cut", "decode", "diff", "export",
+        "flamegraph", "join", "latency", "magnet_parse", "repair", "report", "requests", "sql",
+        "translate", "verify", "why",
+    ),
+}  # fmt: skip
+"""The commands, by the room of their modules."""
+_MODULES = {
+    name.replace("_", "-"): f"{room}.{name}" for room, names in ROOMS.items() for name in names
+}
 
 
-@click.group("tcpkmon", context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    """Imports a command's module when it is asked for: `verify` starts without the loader."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        place = _MODULES.get(cmd_name)
+        if place is None:
+            return None
+        found = import_module(place).command
+        assert isinstance(found, click.Command)
+        return found
+
+
+@click.command(
+    "tcpkmon", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}
+)  # fmt: skip
 @click.version_option(package_name="tcpkmon", prog_name="tcpkmon")
 def command() -> None:
     """Monitor TCP in the running Linux kernel: what this machine can do, and what files hold.
@@ -64,52 +55,11 @@ def command() -> None:
     """
 
 
-for _part in (
-    demo,
-    doctor,
-    selftest,
-    events,
-    columns,
-    verify,
-    repair,
-    cut,
-    anonymise,
-    schema,
-    decode,
-    export,
-    condense,
-    translate,
-    flamegraph,
-    latency,
-    magnet_parse,
-    sampler_period,
-    daemon,
-    reload,
-    status,
-    metrics,
-    top,
-    enable,
-    disable,
-    mark,
-    probe,
-    buffer_size,
-    lowwater,
-    msmod,
-    iscan,
-    monitor,
-    benchmark,
-    why,
-    connections,
-    requests,
-    report,
-    sql,
-    join,
-    check,
-    diff,
-    dump,
-    triggers,
-):
-    command.add_command(_part.command)
+def parts(group: click.Group) -> dict[str, click.Command]:
+    """The commands of a group, by name."""
+    context = click.Context(group)
+    found = ((name, group.get_command(context, name)) for name in group.list_commands(context))
+    return {name: part for name, part in found if part is not None}
 
 
 def main() -> None:

@@ -62,9 +62,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.flaky(reruns=1 if shared else 2, reruns_delay=1))
         if Path(item.path).stem in _ALONE:
             item.add_marker(pytest.mark.alone)
-        full = item.get_closest_marker("full")
-        if full is not None and os.environ.get("TCPKMON_FULL") != "1":
-            item.add_marker(pytest.mark.skip(reason="long; scripts/test --full runs it"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

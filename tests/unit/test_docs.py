@@ -60,23 +60,24 @@ def test_what_is_generated_is_up_to_date() -> None:
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
-@pytest.mark.parametrize("name", GENERATED)
-def test_a_file_that_is_out_of_date_is_named(tmp_path: Path, name: str) -> None:
+def test_files_that_are_out_of_date_are_named(tmp_path: Path) -> None:
     folder = tmp_path / "docs"
     for each in GENERATED:
         (folder / each).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(DOCS / each, folder / each)
     arguments = ("--check", "--folder", str(folder))
     assert run_docs(*arguments).returncode == 0
-    path = folder / name
-    path.write_text(path.read_text().replace("sequence", "sequins", 1) + "x")
+    for number, each in enumerate(GENERATED):
+        path = folder / each
+        path.write_text(path.read_text().replace("sequence", "sequins", 1) + "x")
+        if number % 2:
+            path.unlink()
     done = run_docs(*arguments)
     assert done.returncode == 1
-    assert done.stderr == f"docs: out of date: {path}; run scripts/docs\n"
-    path.unlink()
-    assert run_docs(*arguments).returncode == 1
+    assert all(f" {folder / each}" in done.stderr for each in GENERATED)
     assert run_docs("--folder", str(folder)).returncode == 0
-    assert path.read_bytes() == (DOCS / name).read_bytes()
+    for each in GENERATED:
+        assert (folder / each).read_bytes() == (DOCS / each).read_bytes()
 
 
 def test_every_column_is_described() -> None:
@@ -146,10 +147,10 @@ def test_man_pages_name_every_option(name: str) -> None:
         command = tcpkmon.command
         for word in name.split("-")[1:]:
             assert isinstance(command, click.Group)
-            command = command.commands[word]
+            command = tcpkmon.parts(command)[word]
     wanted = options_of(command)
     if isinstance(command, click.Group):
-        for part in command.commands.values():
+        for part in tcpkmon.parts(command).values():
             wanted |= options_of(part)
     text = (DOCS / "man" / f"{name}.1").read_text()
     plain = re.sub(r"\\f[BIR]", "", text).replace("\\-", "-")

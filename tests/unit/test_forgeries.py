@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from pathlib import Path
 
 import pytest
 
+from tests.full import IS_FULL
 from tests.fuzz.forgeries import check
 
-PART, PARTS = 100, 10 if os.environ.get("TCPKMON_FULL") else 4
+PART, PARTS = 60, 16 if IS_FULL else 2
 
 
 @pytest.mark.parametrize("part", range(PARTS))

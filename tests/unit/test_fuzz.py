@@ -87,9 +87,9 @@ def crash(data: bytes) -> None:
     ("plant", "found", "shown"),
     [
         (raise_in_formats, "schema.AttributeError.escape.", "Traceback"),
-        (contradict, "schema.wrong.exit-code", "Traceback"),
-        (hang, "schema.hang", "test_fuzz.py"),
-        (take_memory, "schema.memory", "1024 MiB"),
+        pytest.param(contradict, "schema.wrong.exit-code", "Traceback", marks=pytest.mark.full),
+        pytest.param(hang, "schema.hang", "test_fuzz.py", marks=pytest.mark.full),
+        pytest.param(take_memory, "schema.memory", "1024 MiB", marks=pytest.mark.full),
         (crash, "schema.crash.exit-11", "Segmentation fault"),
     ],
 )
@@ -114,6 +114,7 @@ def test_what_is_planted_is_found_and_shrunk(
     assert shown in capfd.readouterr().out
 
 
+@pytest.mark.full
 def test_inputs_are_chosen_by_what_they_cover(tmp_path: Path) -> None:
     """A schema's keywords are met by coverage, not by chance: it reaches deeper with each run."""
     pytest.importorskip("atheris")
@@ -127,6 +128,7 @@ def test_inputs_are_chosen_by_what_they_cover(tmp_path: Path) -> None:
     assert len(list((tmp_path / "corpus" / "schema").iterdir())) > len(seeds("schema"))
 
 
+@pytest.mark.full  # so does scripts/test, for longer
 def test_lines_run_under_the_sanitizers(tmp_path: Path) -> None:
     arguments = ["--only", "lines", "--runs", "10", "--found", str(tmp_path)]
     done = subprocess.run(
@@ -137,6 +139,7 @@ def test_lines_run_under_the_sanitizers(tmp_path: Path) -> None:
     assert "sanitized-lines" in done.stdout
 
 
+@pytest.mark.full
 def test_what_reads_outside_of_its_rows_is_found(tmp_path, monkeypatch, capfd) -> None:
     for path in main.LINES.parent.glob("*.[ch]"):
         text = path.read_text()

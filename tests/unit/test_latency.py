@@ -6,7 +6,6 @@ tests/unit/test_latency_reference.py compares it with a plain reference on rando
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +28,7 @@ from tcpkmon.formats.analysis.latency.peers import END, find_peers
 from tcpkmon.formats.analysis.latency.stages import CHAINS, WEIGHTS, Chain, State
 from tcpkmon.formats.analysis.latency.summary import class_of, middle_of
 from tcpkmon.formats.base.errors import DamagedError, UsageError
+from tests.full import IS_FULL
 from tests.unit.klogger_samples import LogMaker
 from tests.unit.magnet_log import (
     ACK,
@@ -45,7 +45,6 @@ ROOT = Path(__file__).resolve().parents[2]
 A, B = 1, 2
 CLIENT, SERVER = ("10.0.0.1", 5000), ("10.0.0.2", 80)
 FIRST = 1000
-FULL = os.environ.get("TCPKMON_FULL") == "1"
 
 
 def begin(off: tuple[str, ...] = (), ends: tuple[int, ...] = (A, B)) -> MagnetLog:
@@ -447,7 +446,7 @@ print(report.records, spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 @pytest.mark.full
-@pytest.mark.skipif(not FULL, reason="long")
+@pytest.mark.skipif(not IS_FULL, reason="long")
 @pytest.mark.parametrize("connections", [1, 1000])
 def test_ten_million_records(tmp_path: Path, connections: int) -> None:
     folder = write_bulk(tmp_path, 10_000_000 // BULK_RECORDS, connections)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import tempfile
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from tcpkmon.formats.analysis import open_log
 from tcpkmon.formats.analysis.latency import Latency
 from tcpkmon.formats.analysis.latency.stages import State
+from tests.full import IS_FULL
 from tests.unit.latency_reference import RECEIVER, SENDER, Answer, Traffic, explain, make_traffic
 
 
@@ -56,6 +56,7 @@ def compare(traffic: Traffic, piece: int) -> None:
         assert ours == wanted, f"byte {byte}"
 
 
+EXAMPLES = 25 if IS_FULL else 10
 ENDS = st.sampled_from([(SENDER, RECEIVER), (SENDER, RECEIVER), (SENDER,), (RECEIVER,)])
 
 
@@ -68,7 +69,7 @@ def small_pieces() -> Iterator[None]:
 
 
 @given(seed=st.integers(0, 1 << 32), ends=ENDS, piece=st.sampled_from([8, 40, 1 << 19]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_a_whole_capture(seed: int, ends: tuple[int, ...], piece: int) -> None:
     traffic = make_traffic(random.Random(seed))
     traffic.ends = ends
@@ -79,7 +80,7 @@ def test_a_whole_capture(seed: int, ends: tuple[int, ...], piece: int) -> None:
     seed=st.integers(0, 1 << 32), ends=ENDS, share=st.sampled_from([0.003, 0.02, 0.2]),
     piece=st.sampled_from([8, 1 << 19]),
 )  # fmt: skip
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_a_capture_with_losses(seed: int, ends: tuple[int, ...], share: float, piece: int) -> None:
     traffic = make_traffic(random.Random(seed), lossy=share)
     traffic.ends = ends
@@ -88,7 +89,7 @@ def test_a_capture_with_losses(seed: int, ends: tuple[int, ...], share: float, p
 
 @given(seed=st.integers(0, 1 << 32), ends=ENDS, cuts=st.tuples(st.floats(0, 1), st.floats(0, 1)))
 @example(seed=3142, ends=(SENDER, RECEIVER), cuts=(1.0, 0.5625))  # what had come before it began
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_a_capture_that_begins_late_or_ends_early(
     seed: int, ends: tuple[int, ...], cuts: tuple[float, float]
 ) -> None:
@@ -102,7 +103,6 @@ def test_a_capture_that_begins_late_or_ends_early(
 
 
 @pytest.mark.full
-@pytest.mark.skipif(os.environ.get("TCPKMON_FULL") != "1", reason="long")
 def test_longer_transfers() -> None:
     for seed in range(40):
         choose = random.Random(seed)

@@ -134,6 +134,7 @@ def test_setup_compiles_again_what_was_cleared_away(clone: Path) -> None:
     assert len(set_up(clone)) == 1
 
 
+@pytest.mark.full
 def test_setup_for_tests_adds_and_stays(clone: Path) -> None:
     set_up(clone)
     done = set_up(clone, "--tests")

@@ -51,6 +51,7 @@ def unpacked(graph: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return times, np.stack(values)
 
 
+@pytest.mark.full
 def test_ten_connections_of_100000_records_are_small(tmp_path: Path) -> None:
     path = write_capture(tmp_path / "big.pm", 1_000_000, 10)
     assert run(path, "-o", tmp_path / "big.html") == 0

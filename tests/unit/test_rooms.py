@@ -83,7 +83,7 @@ def dotted(path: Path) -> str:
 SOURCES = {dotted(path): path for package in ROOMS for path in modules(package)}
 
 
-@lru_cache
+@lru_cache(None)
 def imports(name: str) -> frozenset[str]:
     """What a module of SOURCES imports anywhere, inside functions too: modules and packages.
 

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tcpkmon.formats.schema import Schema, enabled_events, format_schema, load, parse
+from tests.full import IS_FULL
 from tests.unit.schema_texts import HOWTO_LEVELS, renamed, schemata
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200 if IS_FULL else 40, deadline=None,
+          suppress_health_check=list(HealthCheck))  # fmt: skip
 @given(schemata())
 def test_any_schema_prints_and_parses_back(schema: Schema) -> None:
     text = format_schema(schema)
@@ -25,7 +27,8 @@ def test_any_schema_prints_and_parses_back(schema: Schema) -> None:
     assert format_schema(again) == text
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60 if IS_FULL else 12, deadline=None,
+          suppress_health_check=list(HealthCheck))  # fmt: skip
 @given(schemata(), schemata())
 def test_any_two_files_together_print_and_parse_back(one: Schema, two: Schema) -> None:
     both = [renamed(one, "A_"), renamed(two, "B_")]

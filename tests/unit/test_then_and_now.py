@@ -75,7 +75,7 @@ def check_command(words: list[str]) -> None:
     """A command line: the command and its options exist."""
     command: click.Command = collect.command
     if words[0] == "tcpkmon":
-        found = tcpkmon.command.commands.get(words[1])
+        found = tcpkmon.parts(tcpkmon.command).get(words[1])
         assert found is not None, words
         command = found
         if isinstance(found, click.Group) and words[2] in found.commands:

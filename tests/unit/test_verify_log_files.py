@@ -22,10 +22,10 @@ from tcpkmon.formats.klogger.walk import DumpWalk
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import repair_log, verify_folder, verify_log
 from tcpkmon.formats.verify.report import NOT_CLOSED, Report
+from tests.full import IS_FULL
 from tests.unit.log_builder import LOST_EACH, LogBuilder, clean_log, lossy_log
 from tests.unit.log_maker import make_logs
 
-FULL = os.environ.get("TCPKMON_FULL") == "1"
 NAME = "kernlog.dump.cpu0"
 
 
@@ -53,7 +53,7 @@ def test_cut_anywhere_the_tail_is_unknown_and_the_rest_adds_up(tmp_path: Path) -
     data, dumps = path.read_bytes(), find_dumps(path)
     assert dumps.end == len(data)
     ends = [dumps.begin] + [dump.end for dump in dumps.found]
-    random_places = random.Random(4).sample(range(dumps.begin, len(data)), 400 if FULL else 30)
+    random_places = random.Random(4).sample(range(dumps.begin, len(data)), 400 if IS_FULL else 30)
     places = sorted({*random_places, *(end + n for end in ends[:-1] for n in (0, 1, 47, 48, 49))})
     for place in places:
         report = check(data[:place], path)
@@ -82,8 +82,8 @@ def test_flipped_bits_are_found(tmp_path: Path) -> None:
     heads = [dump.offset + n for dump in dumps.found for n in range(DUMP_HEAD_BYTES)]
     heads += range(PREAMBLE.size)
     choose = random.Random(seed)
-    places = choose.sample(range(len(data)), 2000 if FULL else 60)
-    places += choose.sample(heads, 200 if FULL else 30)
+    places = choose.sample(range(len(data)), 2000 if IS_FULL else 60)
+    places += choose.sample(heads, 200 if IS_FULL else 30)
     for place in places:
         flipped = bytearray(data)
         flipped[place] ^= 1 << choose.randrange(8)
@@ -436,7 +436,7 @@ def test_headers_that_say_something_else_of_the_events_do_no_harm(tmp_path: Path
     data, dumps = path.read_bytes(), find_dumps(path)
     original = path.read_bytes()[PREAMBLE.size : dumps.begin]
     codes = set()
-    for _ in range(1000 if FULL else 60):
+    for _ in range(1000 if IS_FULL else 60):
         header = json.loads(original)
         for _ in range(choose.randrange(1, 8)):
             change_header(header, choose)
