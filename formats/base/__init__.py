@@ -23,6 +23,8 @@ __all__ = [
     "segments",
     "shedding",
     "streamed",
+    "table_file",
+    "table_text",
     "tcp_info",
     "text",
     "times",
