@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis import why
+from tcpkmon.formats.report.rates import Rates
 from tcpkmon.formats.timeline import INSTANTS
 
 Array = NDArray[Any]
@@ -51,6 +52,7 @@ class Course:
         self._pending = 0
         self.records = 0
         self.marks: list[tuple[Array, Array, Array]] = []
+        self.rates = Rates(begin_ns, end_ns)
         self._last: tuple[int, int] | None = None
 
     def add(self, piece: why.Snapshots) -> None:
@@ -62,6 +64,7 @@ class Course:
         before = np.concatenate([[last_ns], times[:-1]])[at]
         self._last = int(times[-1]), int(lost[-1])
         self.records += len(times)
+        self.rates.add(piece, before, times[at])
         for number in INSTANTS:
             rows = np.flatnonzero(piece["location"] == number)
             if len(rows):
