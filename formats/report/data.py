@@ -124,7 +124,7 @@ def _add_connections(found: Report, paths: Sequence[Path], source: why.Source, m
         "values": VALUES, "none": NONE, "limits": list(why.LIMITS),
         "rates": RATES, "marks": {number: list(told) for number, told in INSTANTS.items()},
         "lost": [_us(gaps.begin, begin), _us(gaps.end, begin), gaps.missing.tolist()],
-        "gaps": len(lost.begin),
+        "gaps": len(lost.begin), "unplaced": max(source.reader.lost - source.placed, 0),
         "connections": _rows(table, order[:_ROWS]), "count": found.count,
         "graphs": {
             str(conn): _graph(course, begin, runs, conn, spans[conn])
@@ -141,10 +141,13 @@ def _add_tracks(found: Report, logs: Logs) -> None:
     if not tracks.rows:
         return
     every = [bands.rows for bands in tracks.rows.values()]
+    times = np.concatenate([*every, *(bands.rows for bands in tracks.gaps.values())])
     if not found.plots:
-        begin, clock = min(int(rows["begin"].min()) for rows in every), logs.format.clock
+        begin, clock = int(times["begin"].min()), logs.format.clock
         start_ms = None if clock is None else (begin - clock[0] + clock[1]) / 1e6
-        found.plots = {"begin_ns": begin, "start_ms": start_ms, "graphs": {}}
+        placed = sum(int(bands.rows["count"].sum()) for bands in tracks.gaps.values())
+        found.plots = {"begin_ns": begin, "start_ms": start_ms, "graphs": {},
+                       "unplaced": max(logs.lost - placed, 0)}  # fmt: skip
     begin = found.plots["begin_ns"]
     items = np.concatenate([rows["item"] for rows in every])
     busy = np.concatenate([rows["busy"] for rows in every]).astype(np.float64)
@@ -156,7 +159,7 @@ def _add_tracks(found: Report, logs: Logs) -> None:
     found.plots["tracks"] = {
         "items": [*(names[n] for n in kept.tolist()), "others"], "left_out": tracks.left_out,
         "thinned": any((rows["count"] > 1).any() for rows in every),
-        "end": _us([max(int(rows["end"].max()) for rows in every)], begin)[0],
+        "end": _us([times["end"].max()], begin)[0],
         "rows": [_track(name, bands.rows, number_of, begin) for name, bands in tracks.rows.items()],
         "gaps": {name: [_us(bands.rows["begin"], begin), _us(bands.rows["end"], begin),
                         bands.rows["count"].tolist()] for name, bands in tracks.gaps.items()},

@@ -158,7 +158,7 @@ def _interactive(report: Report) -> str:
 <span id="found" role="status"></span></p>
 <div class="scroll"><table id="connections"><thead></thead><tbody></tbody></table></div></section>
 """ if report.count else ""  # fmt: skip
-    return f"""<noscript><p class="warnings">The table and the graphs need JavaScript.</p></noscript>
+    return f"""<noscript><p class="warnings">Table and graphs need JavaScript.</p></noscript>
 {table}<section id="graphs"><h2 id="which"></h2><div class="tools"></div>
 <div id="plots" tabindex="0" role="group" aria-label="Graphs: arrow keys, plus, minus and 0"></div>
 <p id="values" role="status"></p><p id="legend"></p><p id="notes"></p></section>"""

@@ -121,6 +121,10 @@ def read_tracks(logs: Logs) -> Tracks:
     """The rows of a log, in one pass; none without the schemata sched, disk and paging."""
     found = Tracks()
     read_host(found, logs)
+    if not found.rows:
+        return found
+    for name in found.gaps:
+        found.rows.setdefault(name, Bands())
     every = (*found.rows.values(), *found.gaps.values())
     for bands in every:
         bands.finish(_BINS)

@@ -359,7 +359,7 @@ function panels() {
         label: data.values[n][0], values: series[n], look: n, dash: numbers.indexOf(n) })) });
     }
   }
-  if (tracks.length) found.push({ isTracks: true, height: 74 + ROW * tracks.length,
+  if (tracks.length) found.push({ isTracks: true, height: 58 + ROW * tracks.length,
     title: "The host: threads on CPUs, requests of disks, page-ins", x: whole,
     lines: [{ label: "", values: [null, null], look: 0, dash: 0 }] });
   return found;
@@ -371,7 +371,7 @@ function draw() {
   const axis = { stroke: style("--soft"), grid: { stroke: style("--line"), width: 1 },
     ticks: { stroke: style("--line"), width: 1 } };
   const dense = uPlot.paths.stepped({ align: 1 });
-  const size = tracks.length ? 150 : 84;
+  const size = tracks.length ? 170 : 84;
   const all = panels();
   all.forEach(({ title, height, x, lines, isTracks }, place) => {
     let left = null;
@@ -385,7 +385,8 @@ function draw() {
         stroke: (_, n) => colour(lines[n - 1].look) } },
       axes: [{ ...axis, values: (_, splits, __, ___, step) => splits.map((one) =>
         one.toFixed(step < 1e-6 ? 9 : (String(+step.toPrecision(6)).split(".")[1] ?? "").length)),
-        label: place === all.length - 1 ? "seconds" : undefined, labelSize: 18 },
+        label: place === all.length - 1 ? "seconds" : undefined, labelSize: 18,
+        size: 32 },
         isTracks ? { ...axis, size, grid: { show: false }, splits: () => middles,
           values: () => tracks.map((row) => row.name) }
           : { ...axis, size, values: (_, splits) => splits.map((one) => count(one)) }],
@@ -433,8 +434,6 @@ function draw() {
 
 function tellLegend() {
   $("legend").replaceChildren();
-  if (!graph) return;
-  $("legend").append("Limits (strip on top):");
   const add = (number, text) => {
     const box = make("canvas");
     [box.width, box.height] = [22, 12];
@@ -443,6 +442,15 @@ function tellLegend() {
     pen.fillRect(0, 0, 22, 12);
     $("legend").append(box, text);
   };
+  if (tracks.length) {
+    $("legend").append("On the host most of the time:");
+    data.tracks.items.slice(0, Math.min(8, data.tracks.items.length - 1))
+      .forEach((name, n) => add(n, name));
+    if (allGaps.length) add(-1, "not known");
+  }
+  if (!graph) return;
+  if (tracks.length) $("legend").append(make("br"));
+  $("legend").append("Limits (strip on top):");
   for (const kind of [...new Set(graph.limits[2])].sort((a, b) => a - b))
     add(kind, data.limits[kind].replace("_", " "));
   if (data.lost[0].length) add(-1, "not known: records are missing");
@@ -454,6 +462,8 @@ function tellLegend() {
 function tellNotes() {
   const notes = [];
   if (graph) notes.push(...notesOfGraph());
+  if (data.unplaced) notes.push(`${count(data.unplaced)} records are missing of which nobody knows`
+    + " the moment: no band shows them.");
   if (data.tracks?.thinned) notes.push("Of the host's rows what is of one pixel of the whole is one"
     + " band, paler where less of it was taken.");
   if (data.tracks?.left_out) notes.push(`${count(data.tracks.left_out)} rows of the host that had`
@@ -542,6 +552,6 @@ else {
   $("which").textContent = "Along time";
   $("values").textContent = "Point at a row: what was there at that moment.";
   tellNotes();
-  draw();
+  again();
 }
 })();
