@@ -198,7 +198,9 @@ def test_the_host_along_time(browser: Any, host: Path) -> None:
         "  found.push(...document.getElementById('values').textContent.split(' · ').slice(2)); }"
         "return found;"
     )
-    assert set(told) == {"CPU 0: NOT KNOWN", "CPU 1: woken (8) (0.5 us)", "page-ins: woken (0.1 us)"}
+    assert set(told) == {
+        "CPU 0: NOT KNOWN", "CPU 1: woken (8) (0.5 us)", "page-ins: woken (0.1 us)"
+    }  # fmt: skip
     before = ticks(browser)
     key(browser, "+")
     browser.execute_async_script("requestAnimationFrame(arguments[0])")
