@@ -27,5 +27,6 @@ __all__ = [
     "table_text",
     "tcp_info",
     "text",
+    "thinning",
     "times",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from tcpkmon.formats.analysis import why
 from tcpkmon.formats.analysis.explaining import Explaining, by_bytes
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reader import Reader, complaints_of
+from tcpkmon.formats.base.thinning import bins_of, starts_of
 from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.psc.reader import Capture
 from tcpkmon.formats.report.courses import NONE, VALUES, Course, merge, read_courses
@@ -234,11 +235,9 @@ def _longest(starts: Any, ends: Any) -> Any:
     """(n,) the rows of the intervals that are drawn: of many, the longest of each part of time."""
     if len(starts) <= _LIMITS:
         return np.arange(len(starts))
-    span = max(int(ends.max() - starts.min()), 1)
-    parts = (starts - starts.min()) * (_LIMITS / span)
-    order = np.lexsort((starts - ends, np.minimum(parts.astype(np.int64), _LIMITS - 1)))
-    of = np.minimum(parts.astype(np.int64), _LIMITS - 1)[order]
-    return np.sort(order[np.r_[True, of[1:] != of[:-1]]])
+    parts = bins_of(starts, int(starts.min()), int(ends.max()), _LIMITS)
+    order = np.lexsort((starts - ends, parts))
+    return np.sort(order[starts_of(parts[order])])
 
 
 def _packed(values: Any, form: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.base.thinning import bins_of, starts_of
 from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.timeline import BEGIN, END, LOST, PAGES, RUNS, Track, read_host
 
@@ -48,9 +49,8 @@ class Bands:
         self._pieces, self._pending = [], 0
         rows = rows[np.argsort(rows["begin"], kind="stable")]
         if len(rows) > most:
-            since = rows["begin"] - rows["begin"][0]
-            place = (since * (most / (int(since[-1]) + 1))).astype(np.int64)
-            starts = np.flatnonzero(np.r_[True, place[1:] != place[:-1]])
+            place = bins_of(rows["begin"], int(rows["begin"][0]), int(rows["begin"][-1]), most)
+            starts = starts_of(place)
             longest = np.lexsort((-rows["busy"], place))[starts]
             merged = rows[starts]
             merged["item"] = rows["item"][longest]

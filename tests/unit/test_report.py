@@ -16,8 +16,9 @@ from click.testing import CliRunner
 
 import tcpkmon
 from tcpkmon.formats.analysis import why
+from tcpkmon.formats.base.thinning import thin
 from tcpkmon.formats.commands import report as report_command
-from tcpkmon.formats.report.courses import NONE, VALUES, Lost, merge, thin
+from tcpkmon.formats.report.courses import NONE, VALUES, Lost, merge
 from tcpkmon.formats.report.data import Report, collect
 from tcpkmon.formats.report.host import read_host
 from tcpkmon.formats.report.page import make_page
@@ -93,9 +94,9 @@ def test_a_loss_is_a_break_and_a_band(tmp_path: Path) -> None:
 
 def test_between_breaks_of_a_bin_nothing_stays() -> None:
     values = np.array([[1, 2, NONE, 3, NONE, 4, 5, 6]])
-    assert thin(np.array([0, 0, 0, 0, 0, 0, 1, 1]), values).tolist() == [0, 2, 5, 6, 7]
-    apart = thin(np.array([0, 0, 0, 1, 1, 1, 1, 1]), values).tolist()
-    assert apart == [0, 1, 2, 3, 4, 7]
+    for bins, kept in (([0, 0, 0, 0, 0, 0, 1, 1], [0, 2, 5, 6, 7]),
+                       ([0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 2, 3, 4, 7])):  # fmt: skip
+        assert thin(np.array(bins), values, values == NONE).tolist() == kept
 
 
 def test_gaps_that_are_near_become_one() -> None:

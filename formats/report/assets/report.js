@@ -255,6 +255,24 @@ function tellValues(index, where = times[index] * 1e6) {
   $("values").textContent = [...parts, ...host].join(" · ");
 }
 
+// What changed with an event: cwnd, ssthresh and srtt of the points around it.
+function changesAt(moment) {
+  const after = Math.min(lastOf(times, (moment + 0.05) / 1e6) + 1, times.length - 1);
+  const before = Math.max(lastOf(times, (moment - 0.05) / 1e6), 0);
+  const found = [0, 1, 6].map((n) => [n, series[n][before], series[n][after]])
+    .filter(([, x, y]) => x !== null && y !== null && x !== y)
+    .map(([n, x, y]) => `${data.values[n][0]} ${count(x)} to ${count(y)}`);
+  return found.length ? ` (${found.join(", ")})` : "";
+}
+
+// The next mark, or the one before.
+function toMark(by) {
+  const moments = graph?.marks[1] ?? [], now = times[at ?? 0] * 1e6;
+  const found = by > 0 ? moments.find((one) => one > now + 0.05)
+    : moments.findLast((one) => one < now - 0.05);
+  if (found !== undefined) step(nearest(found / 1e6) - (at ?? -1));
+}
+
 function tellConnection(index, us, parts) {
   data.values.forEach(([name, unit], n) => {
     const value = series[n][index];
@@ -276,7 +294,7 @@ function tellConnection(index, us, parts) {
     const [name, what] = data.marks[graph.marks[0][n]];
     parts.push(`${LETTERS[graph.marks[0][n]]}: ${name}`
       + (what ? `, ${what} ${graph.marks[2][n]}` : "")
-      + ` at ${(moment / 1e6).toFixed(6)} s`);
+      + ` at ${(moment / 1e6).toFixed(6)} s${changesAt(moment)}`);
   });
 }
 
@@ -518,13 +536,14 @@ for (const [text, title, act] of [["◀", "earlier", () => pan(-0.3)],
   button.onclick = act;
 }
 tools.append(" drag: zoom · Shift+drag: pan · Ctrl+wheel: zoom · keys in the graphs: ← → point by"
-  + " point, Shift+← → pan, + − zoom, 0 all");
+  + " point, n p next and previous mark, Shift+← → pan, + − zoom, 0 all");
 $("plots").onkeydown = (event) => {
   const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (way && event.shiftKey) pan(way * 0.2);
   else if (way) step(way);
   else if (event.key === "+" || event.key === "=") scale(0.5);
   else if (event.key === "-") scale(2);
+  else if (event.key === "n" || event.key === "p") toMark(event.key === "n" ? 1 : -1);
   else if (event.key === "0") zoom(...whole);
   else return;
   event.preventDefault();
