@@ -303,6 +303,7 @@ function zoom(begin, end) {
   begin = Math.min(Math.max(begin, whole[0]), whole[1] - width);
   shown = [begin, begin + width];
   for (const plot of plots) plot.setScale("x", { min: shown[0], max: shown[1] });
+  requestAnimationFrame(placeCursor);  // the plots have the new scale then
 }
 const scale = (factor, centre = (shown[0] + shown[1]) / 2) =>
   zoom(centre - (centre - shown[0]) * factor, centre + (shown[1] - centre) * factor);
@@ -314,9 +315,14 @@ function step(by) {
   const index = Math.min(Math.max((at ?? -1) + by, 0), times.length - 1);
   if (times[index] < shown[0] || times[index] > shown[1])
     pan((times[index] - (shown[0] + shown[1]) / 2) / (shown[1] - shown[0]));
-  for (const plot of plots)
-    plot.setCursor({ left: plot.valToPos(times[index], "x"), top: 20 }, false);
   tellValues(index);
+  requestAnimationFrame(placeCursor);
+}
+// The crosshair is where the values are of.
+function placeCursor() {
+  const isSeen = at !== null && times[at] >= shown[0] && times[at] <= shown[1];
+  for (const plot of plots)
+    plot.setCursor({ left: isSeen ? plot.valToPos(times[at], "x") : -10, top: 20 }, false);
 }
 
 function drawTracks(plot) {
@@ -395,7 +401,7 @@ function draw() {
     let left = null;
     const middles = tracks.map((_, n) => tracks.length - n - 0.5);
     const plot = new uPlot({
-      title, height, width: isPaper() ? PAPER : $("plots").clientWidth,
+      title, height, padding: [null, 24, null, null], width: isPaper() ? PAPER : $("plots").clientWidth,
       scales: { x: { time: false, min: shown[0], max: shown[1] },
         y: { range: isTracks ? [0, tracks.length]
           : (_, low, high) => [0, (high || 1) * 1.22] } },
@@ -410,7 +416,7 @@ function draw() {
           : { ...axis, size, values: (_, splits) => splits.map((one) => count(one)) }],
       series: [{ label: "time" }, ...lines.map(({ label, values, look }) => ({ label,
         spanGaps: false, stroke: colour(look), dash: LINES[look][1], width: 1.6, paths: dense,
-        points: { show: values.length < 400, size: 4 } }))],
+        points: { show: x === times && values.length < 400, size: 4 } }))],
       cursor: { sync: { key: "all", scales: ["x", null] }, drag: { x: true, y: false,
         setScale: false } },
       hooks: {
