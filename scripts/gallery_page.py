@@ -80,7 +80,7 @@ cubic and of bbr, through the lab's bottleneck of 20 Mbit/s with 0.1 % loss.
 
 
 def capture(folder: Path, congestion: str, *schemata: str) -> None:
-    """A transfer from a to b, recorded in a; with schemata, as a log with the host of both."""
+    """A transfer from a to b, recorded in a; with schemata, as a log with the host."""
     line = Bottleneck(rate_mbit=20, queue_bytes=100_000, loss_percent=0.1)
     with Lab(line) as lab:
         lab.a.command(["ip", "route", "replace", "10.77.0.2/32", "dev", DEVICE,
@@ -91,7 +91,7 @@ def capture(folder: Path, congestion: str, *schemata: str) -> None:
                    "--columns", "default,ca_name"]  # fmt: skip
         output = folder / (f"{congestion}.pm" if not schemata else "host")
         with start(["tcp", *schemata], output, force=True, buffer_mb=32,
-                   options=options if not schemata else ["--quiet", "--ports", "5201"]):
+                   options=options if not schemata else options[2:5]):
             lab.a.start([sys.executable, "-I", "-c", _CLIENT]).wait(60)
             server.wait(60)
         server.stdout.close()
