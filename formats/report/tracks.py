@@ -17,8 +17,9 @@ from tcpkmon.formats.timeline import BEGIN, END, LOST, PAGES, RUNS, Track, read_
 Array = NDArray[Any]
 _BINS, _ALL = 2000, 24_000
 """Bands of a row, and of all rows: 21 bytes each, a third more in base64."""
-_PENDING = 1 << 16
-_ROWS = 48
+_PENDING = 1 << 13
+_ROWS, _READ, _LONGEST = 48, 512, 80
+"""Rows of a page, rows in memory (a hostile log has a disk in each record), letters of a name."""
 _BAND = np.dtype(
     [("begin", "i8"), ("end", "i8"), ("busy", "i8"), ("item", "i8"), ("count", "i8")]
 )  # fmt: skip
@@ -114,7 +115,12 @@ class Tracks:
             row = group
         elif track.name == PAGES:
             row, text = f"{text}s", group
-        return rows.setdefault(row, Bands()), self.items.setdefault(text, len(self.items))
+        if row not in rows and len(rows) >= _READ:
+            row = "others"
+        text = text[:_LONGEST]
+        return rows.setdefault(row[:_LONGEST], Bands()), self.items.setdefault(
+            text, len(self.items)
+        )
 
 
 def read_tracks(logs: Logs) -> Tracks:
