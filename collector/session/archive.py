@@ -40,7 +40,7 @@ class Archive:
             import pyarrow.parquet  # noqa: F401
 
             import tcpkmon.formats.base.restore
-            import tcpkmon.formats.export.table_file
+            import tcpkmon.formats.base.table_file
             import tcpkmon.formats.psc.archive
             import tcpkmon.formats.verify  # noqa: F401
 
@@ -153,7 +153,7 @@ class Archive:
     def _export(self, source: BinaryIO, out: BinaryIO) -> dict[str, Any]:
         """Write its snapshots as Parquet, and make the file again of them. It is verified first."""
         from tcpkmon.formats.base.restore import restore
-        from tcpkmon.formats.export.table_file import write_parquet
+        from tcpkmon.formats.base.table_file import write_parquet
         from tcpkmon.formats.psc.archive import describe
         from tcpkmon.formats.psc.reader import open_capture
         from tcpkmon.formats.psc.tables import Snapshots

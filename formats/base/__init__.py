@@ -23,7 +23,10 @@ __all__ = [
     "segments",
     "shedding",
     "streamed",
+    "table_file",
+    "table_text",
     "tcp_info",
     "text",
+    "thinning",
     "times",
 ]  # fmt: skip

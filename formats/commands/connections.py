@@ -54,7 +54,7 @@ def command(
     3: records were lost, or the end is unknown; the columns lost_records and proven say where.
     """
     from tcpkmon.formats.analysis.why import choose, write
-    from tcpkmon.formats.analysis.why.writing import form_of
+    from tcpkmon.formats.base.table_text import form_of
 
     if columns == "help":
         _list_columns()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -77,36 +77,9 @@ def _check(
             raise UsageError(f"{path} is one of the captures", "choose another name")
 
 
-class _Tables:
-    """The tables of a join, as the exports take them."""
-
-    kinds = ()
-
-    def __init__(self, pieces: Iterator[Joined]) -> None:
-        self._pieces = pieces
-
-    def tables(self, reuse: bool = False) -> Iterator[dict[str, Any]]:
-        for piece in self._pieces:
-            yield {"join": piece.table()}
-
-    def write_text(self, form: str, out: BinaryIO) -> None:
-        """Only "csv"."""
-        from pyarrow import csv
-
-        from tcpkmon.formats.export.table_file import without_dictionaries
-
-        writer: Any = None
-        for tables in self.tables():
-            plain = without_dictionaries(tables["join"])
-            writer = writer or csv.CSVWriter(out, plain.schema)
-            writer.write_table(plain)
-        if writer is not None:
-            writer.close()
-
-
 def _write(join: Join, output: Path | None, table: Path | None, force: bool) -> None:
     from tcpkmon.formats.base.arrow import import_pyarrow
-    from tcpkmon.formats.export import table_file
+    from tcpkmon.formats.base.table_file import encodings, without_dictionaries, write_tables
 
     if table is not None:
         import_pyarrow("--table")
@@ -117,13 +90,11 @@ def _write(join: Join, output: Path | None, table: Path | None, force: bool) -> 
             for _ in pieces:
                 pass
             return
-        tables, sheet = _Tables(pieces), stack.enter_context(create_file(table, force))
-        writers: dict[str, Callable[[Any, BinaryIO], None]] = {
-            "parquet": table_file.write_parquet,
-            "arrow": table_file.write_arrow,
-            "csv": lambda records, file: records.write_text("csv", file),
-        }
-        writers[_TABLES[table.suffix.lower()]](tables, sheet)
+        form = _TABLES[table.suffix.lower()]
+        made = (piece.table() for piece in pieces)
+        sheet = stack.enter_context(create_file(table, force))
+        kept = made if form == "parquet" else map(without_dictionaries, made)
+        write_tables(form, kept, sheet, encodings)
 
 
 def _copied(join: Join, out: BinaryIO | None) -> Iterator[Joined]:

@@ -110,7 +110,7 @@ def _write(table: Table, path: Path, force: bool) -> None:
     if path.suffix.lower() in _TABLES:
         from tcpkmon.formats.analysis.exchanges import as_arrow
         from tcpkmon.formats.analysis.why import write
-        from tcpkmon.formats.analysis.why.writing import form_of
+        from tcpkmon.formats.base.table_text import form_of
 
         write("requests", table, form_of(None, path), path, force, make=as_arrow)
     else:

@@ -53,7 +53,7 @@ def command(
     if not tables and Path(query).exists():
         raise UsageError(f"there is no query behind the file {query}",
                          "add 'select * from connections', or --tables")  # fmt: skip
-    from tcpkmon.formats.analysis.why.writing import form_of
+    from tcpkmon.formats.base.table_text import form_of
     from tcpkmon.formats.tables import Query, write_answer
 
     form = form_of(form, output)

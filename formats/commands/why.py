@@ -138,7 +138,7 @@ def _write_intervals(
     import numpy as np
 
     from tcpkmon.formats.analysis.why import Source, tables, write
-    from tcpkmon.formats.analysis.why.writing import form_of
+    from tcpkmon.formats.base.table_text import form_of
     from tcpkmon.formats.registry import group
 
     if len(group(files)) > 1:

@@ -23,7 +23,8 @@ def _write_text(form: str, records: Records, output: Path | None, force: bool) -
 
 
 def _write_tables(form: str, records: Records, output: Path | None, force: bool) -> None:
-    from tcpkmon.formats.export import table_file, table_folder
+    from tcpkmon.formats.base import table_file
+    from tcpkmon.formats.export import table_folder
 
     if output is None:
         raise UsageError(f"{form} needs -o", "name a file")

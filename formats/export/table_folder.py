@@ -12,7 +12,7 @@ from tcpkmon.formats.base.arrow import import_pyarrow
 from tcpkmon.formats.base.errors import FileError, UsageError
 from tcpkmon.formats.base.files import create_file
 from tcpkmon.formats.base.reader import Records
-from tcpkmon.formats.export.table_file import encodings
+from tcpkmon.formats.base.table_file import encodings, new_writer
 
 _BUFFERED_BYTES_MAX = 64 << 20
 _ROW_GROUP_ROWS = 1 << 18
@@ -108,11 +108,6 @@ class _Files:
         out = self._stack.enter_context(create_file(path, self._force, folder=self._folder))
         sink = import_pyarrow().OSFile(f"/proc/self/fd/{out.fileno()}", "wb")
         self._stack.enter_context(sink)
-        if self._form == "arrow":
-            writer = import_pyarrow().ipc.new_file(sink, table.schema)
-        else:
-            from pyarrow import parquet
-
-            writer = parquet.ParquetWriter(sink, table.schema, **encodings(table))
+        writer = new_writer(self._form, sink, table.schema, encodings(table))
         self._stack.callback(writer.close)
         return writer

@@ -1,38 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thins a curve: for each pixel column it keeps the first, last, least and greatest point.
-
-    index      0 1 2 3 4 | 5 6 7
-    value      2 3 4 1 3 | 2 3 2
-    column     0 0 0 0 0 | 1 1 1      starts: 0, 5
-    kept       0   2 3 4 | 5 6 7
-"""
+"""The points of a curve, thinned to what pixels show."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from tcpkmon.formats.base.thinning import bins_of, thin
 from tcpkmon.formats.pmgraph.arrays import Array
 
 _KEPT_PER_BIN = 4
 _SLACK = 6
-
-
-def reduce_points(times: Array, values: Array, limits: tuple[float, float], bins: int) -> Array:
-    """The indices, in order, of points that look the same as all points in `bins` pixel columns.
-
-    times: (n,) seconds, ascending, within limits. values: (n,).
-    """
-    begin, end = limits
-    span = max(end - begin, 1e-12)
-    columns = np.clip((times - begin) * (bins / span), 0, bins - 1).astype(np.int64)
-    starts = np.flatnonzero(np.r_[True, columns[1:] != columns[:-1]])
-    lengths = np.diff(np.r_[starts, len(times)])
-    keep = [starts, starts + lengths - 1]
-    for extreme in (np.minimum, np.maximum):
-        at_extreme = np.flatnonzero(values == np.repeat(extreme.reduceat(values, starts), lengths))
-        owner = np.searchsorted(starts, at_extreme, side="right")
-        keep.append(at_extreme[np.r_[True, owner[1:] != owner[:-1]]])
-    return np.unique(np.concatenate(keep))
 
 
 class Curve:
@@ -99,6 +76,6 @@ class Curve:
 
     def _thin(self) -> None:
         times, values = self._joined()
-        kept = reduce_points(times, values, self._limits, self._bins)
+        kept = thin(bins_of(times, *self._limits, self._bins), values[np.newaxis])
         self._pieces = [(times[kept], values[kept])]
         self._held = len(kept)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tcpkmon.formats.analysis.why import ahead_of
+from tcpkmon.formats.base.thinning import bins_of, starts_of
 from tcpkmon.formats.pmgraph.arrays import Array, Columns
 from tcpkmon.formats.pmgraph.clock import Seconds
 from tcpkmon.formats.pmgraph.connections import Connection, read_chunks
@@ -64,9 +65,7 @@ class Bars:
 
     def _merge(self) -> None:
         times, begins, ends = self.all()
-        span = max(self.limits[1] - self.limits[0], 1e-12)
-        columns = ((times - self.limits[0]) * (self.bins / span)).astype(np.int64)
-        starts = np.flatnonzero(np.r_[True, columns[1:] != columns[:-1]])
+        starts = starts_of(bins_of(times, *self.limits, self.bins))
         self.pieces = [(times[starts], np.minimum.reduceat(begins, starts),
                         np.maximum.reduceat(ends, starts))]  # fmt: skip
         self.held, self.merged = len(starts), True

@@ -3,6 +3,9 @@
 
 data      what the page shows, in bounded size
 courses   the graphs' points, thinned; where records are missing they are broken
+rates     throughput and goodput
+host      tables of the host, where its schemata were recorded
+tracks    what ran on it along time
 page      the document; assets/ has its script and style, uplot/ the library that draws
 """
 

@@ -2,9 +2,7 @@
 """The points of some connections' graphs, thinned to what pixels show; broken where records are
 missing.
 
-A value is a whole number, or NONE. Of each bin of time these rows stay: the first, the last, and
-for each value those with its least and greatest. A break is a row without values. Between the
-first and the last break of a bin nothing stays, so that a line never joins what is on two sides.
+A value is a whole number, or NONE. A break is a row without values.
 """
 
 from __future__ import annotations
@@ -17,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis import why
+from tcpkmon.formats.base.thinning import bins_of, thin
+from tcpkmon.formats.report.rates import Rates
 from tcpkmon.formats.timeline import INSTANTS
 
 Array = NDArray[Any]
@@ -51,6 +51,7 @@ class Course:
         self._pending = 0
         self.records = 0
         self.marks: list[tuple[Array, Array, Array]] = []
+        self.rates = Rates(begin_ns, end_ns)
         self._last: tuple[int, int] | None = None
 
     def add(self, piece: why.Snapshots) -> None:
@@ -62,6 +63,7 @@ class Course:
         before = np.concatenate([[last_ns], times[:-1]])[at]
         self._last = int(times[-1]), int(lost[-1])
         self.records += len(times)
+        self.rates.add(piece, before, times[at])
         for number in INSTANTS:
             rows = np.flatnonzero(piece["location"] == number)
             if len(rows):
@@ -91,43 +93,9 @@ class Course:
 
     def _thin(self, bins: int) -> None:
         self._join()
-        place = (self.times - self._begin) * (bins / self._span)
-        kept = thin(np.clip(place, 0, bins - 1).astype(np.int64), self.values)
+        place = bins_of(self.times, self._begin, self._begin + self._span, bins)
+        kept = thin(np.maximum.accumulate(place), self.values, self.values == NONE)
         self.times, self.values = self.times[kept], self.values[:, kept]
-
-
-def thin(bins: Array, values: Array) -> Array:
-    """The rows that stay. bins: (n,) not falling. values: (k, n) with NONE."""
-    bins = np.maximum.accumulate(bins)
-    is_break = (values == NONE).all(axis=0)
-    breaks = np.flatnonzero(is_break)
-    if len(breaks) > 1:
-        # Rows that have a break of their bin on both sides.
-        first = breaks[np.r_[True, np.diff(bins[breaks]) > 0]]
-        last = breaks[np.r_[np.diff(bins[breaks]) > 0, True]]
-        depth = np.zeros(len(bins) + 1, np.int64)
-        depth[first + 1] += 1
-        depth[last + 1] -= 1
-        rows = np.flatnonzero(np.cumsum(depth)[:-1] == 0)
-    else:
-        rows = np.arange(len(bins))
-    starts = _starts(bins[rows])
-    keep = [rows[starts], rows[np.r_[starts[1:] - 1, len(rows) - 1]], rows[is_break[rows]]]
-    for one in values:
-        known = rows[one[rows] != NONE]
-        if not len(known):
-            continue
-        starts = _starts(bins[known])
-        counts = np.diff(np.r_[starts, len(known)])
-        for extreme in (np.minimum, np.maximum):
-            wanted = np.repeat(extreme.reduceat(one[known], starts), counts)
-            found = known[one[known] == wanted]
-            keep.append(found[_starts(bins[found])])
-    return np.unique(np.concatenate(keep))
-
-
-def _starts(bins: Array) -> Array:
-    return np.flatnonzero(np.r_[True, bins[1:] != bins[:-1]])
 
 
 def _values_of(piece: why.Snapshots) -> Iterator[Array]:

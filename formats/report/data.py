@@ -16,10 +16,13 @@ from tcpkmon.formats.analysis import why
 from tcpkmon.formats.analysis.explaining import Explaining, by_bytes
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reader import Reader, complaints_of
+from tcpkmon.formats.base.thinning import bins_of, starts_of
 from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.psc.reader import Capture
 from tcpkmon.formats.report.courses import NONE, VALUES, Course, merge, read_courses
 from tcpkmon.formats.report.host import Section, read_host
+from tcpkmon.formats.report.rates import NAMES as RATES
+from tcpkmon.formats.report.tracks import read_tracks
 from tcpkmon.formats.tables import SHIPPED, Opened, table_of
 from tcpkmon.formats.timeline import INSTANTS
 
@@ -27,6 +30,8 @@ _ALL_POINTS = 60_000
 """Of all graphs: 40 bytes each, a third more in base64."""
 _ROWS = 5000
 _MARKS, _LIMITS, _GAPS = 1000, 1500, 1000
+_ITEMS = 1000
+"""Names of what ran."""
 _SHOWN = (
     "conn_id", "laddr", "lport", "raddr", "rport", "comm", "role", "end_reason", "start",
     "duration_us", "bytes_sent", "bytes_received", "goodput_mean", "retransmissions", "rto_count",
@@ -68,6 +73,7 @@ def collect(paths: Sequence[Path], reader: Reader, most: int = 10) -> Report:
         found.warnings.append(f"no graphs: {error}")
     if isinstance(reader, Logs):
         found.host = read_host(paths, most)
+        _add_tracks(found, reader)
     found.warnings += complaints_of(reader)
     return found
 
@@ -115,11 +121,11 @@ def _add_connections(found: Report, paths: Sequence[Path], source: why.Source, m
     ahead = source.about().get("ahead_ns")
     gaps = merge(lost, _GAPS)
     found.plots = {
-        "start_ms": None if ahead is None else (begin + ahead) / 1e6,
+        "begin_ns": begin, "start_ms": None if ahead is None else (begin + ahead) / 1e6,
         "values": VALUES, "none": NONE, "limits": list(why.LIMITS),
-        "marks": {number: list(told) for number, told in INSTANTS.items()},
+        "rates": RATES, "marks": {number: list(told) for number, told in INSTANTS.items()},
         "lost": [_us(gaps.begin, begin), _us(gaps.end, begin), gaps.missing.tolist()],
-        "gaps": len(lost.begin),
+        "gaps": len(lost.begin), "unplaced": max(source.reader.lost - source.placed, 0),
         "connections": _rows(table, order[:_ROWS]), "count": found.count,
         "graphs": {
             str(conn): _graph(course, begin, runs, conn, spans[conn])
@@ -128,6 +134,48 @@ def _add_connections(found: Report, paths: Sequence[Path], source: why.Source, m
     }  # fmt: skip
     if not source.reader.complete:
         found.plots["open_end"] = True
+
+
+def _add_tracks(found: Report, logs: Logs) -> None:
+    """The rows of the host, on the graphs' axis of time, or on one of their own."""
+    tracks = read_tracks(logs)
+    if not tracks.rows:
+        return
+    every = [bands.rows for bands in tracks.rows.values()]
+    times = np.concatenate([*every, *(bands.rows for bands in tracks.gaps.values())])
+    if not found.plots:
+        begin, clock = int(times["begin"].min()), logs.format.clock
+        start_ms = None if clock is None else (begin - clock[0] + clock[1]) / 1e6
+        placed = sum(int(bands.rows["count"].sum()) for bands in tracks.gaps.values())
+        found.plots = {"begin_ns": begin, "start_ms": start_ms, "graphs": {},
+                       "unplaced": max(logs.lost - placed, 0)}  # fmt: skip
+    begin = found.plots["begin_ns"]
+    items = np.concatenate([rows["item"] for rows in every])
+    busy = np.concatenate([rows["busy"] for rows in every]).astype(np.float64)
+    spent = np.bincount(items, busy)
+    kept = np.argsort(-spent, kind="stable")[:_ITEMS]
+    number_of = np.full(len(spent), len(kept))
+    number_of[kept] = np.arange(len(kept))
+    names = [*tracks.items]
+    found.plots["tracks"] = {
+        "items": [*(names[n] for n in kept.tolist()), "others"], "left_out": tracks.left_out,
+        "thinned": any((rows["count"] > 1).any() for rows in every),
+        "end": _us([times["end"].max()], begin)[0],
+        "rows": [_track(name, bands.rows, number_of, begin) for name, bands in tracks.rows.items()],
+        "gaps": {name: [_us(bands.rows["begin"], begin), _us(bands.rows["end"], begin),
+                        bands.rows["count"].tolist()] for name, bands in tracks.gaps.items()},
+    }  # fmt: skip
+
+
+def _track(name: str, rows: Any, number_of: Any, begin: int) -> dict[str, Any]:
+    length = rows["end"] - rows["begin"]
+    share = np.clip(rows["busy"] / np.maximum(length, 1) * 255, 1, 255)
+    return {
+        "name": name, "begin": _packed((rows["begin"] - begin) / 1e3, "<f8"),
+        "length": _packed(length / 1e3, "<f4"), "share": _packed(share, "<u1"),
+        "item": _packed(number_of[rows["item"]], "<u2"),
+        "count": _packed(np.minimum(rows["count"], (1 << 32) - 1), "<u4"),
+    }  # fmt: skip
 
 
 def _us(times: Any, begin: int) -> list[float]:
@@ -177,6 +225,7 @@ def _graph(
                    [number[str(one)] for one in runs["limit"][mine][few].tolist()],
                    [int(one) for one in runs["certain"][mine][few].tolist()]],
         "limits_count": len(mine),
+        "rates": course.rates.megabits(), "rates_ms": course.rates.width_ns / 1e6,
         "marks": [kinds[some].tolist(), _us(times[some], begin), told[some].tolist()],
         "marks_count": len(order),
     }  # fmt: skip
@@ -186,11 +235,9 @@ def _longest(starts: Any, ends: Any) -> Any:
     """(n,) the rows of the intervals that are drawn: of many, the longest of each part of time."""
     if len(starts) <= _LIMITS:
         return np.arange(len(starts))
-    span = max(int(ends.max() - starts.min()), 1)
-    parts = (starts - starts.min()) * (_LIMITS / span)
-    order = np.lexsort((starts - ends, np.minimum(parts.astype(np.int64), _LIMITS - 1)))
-    of = np.minimum(parts.astype(np.int64), _LIMITS - 1)[order]
-    return np.sort(order[np.r_[True, of[1:] != of[:-1]]])
+    parts = bins_of(starts, int(starts.min()), int(ends.max()), _LIMITS)
+    order = np.lexsort((starts - ends, parts))
+    return np.sort(order[starts_of(parts[order])])
 
 
 def _packed(values: Any, form: str) -> str:

@@ -153,12 +153,13 @@ def _cell(value: Any) -> str:
 def _interactive(report: Report) -> str:
     if not report.plots:
         return ""
-    return """<noscript><p class="warnings">The table and the graphs need JavaScript.</p></noscript>
-<section id="table"><h2>Connections</h2>
+    table = """<section id="table"><h2>Connections</h2>
 <p><label>Search <input type="search" id="search"></label>
 <span id="found" role="status"></span></p>
 <div class="scroll"><table id="connections"><thead></thead><tbody></tbody></table></div></section>
-<section id="graphs"><h2 id="which"></h2><div class="tools"></div>
+""" if report.count else ""  # fmt: skip
+    return f"""<noscript><p class="warnings">Table and graphs need JavaScript.</p></noscript>
+{table}<section id="graphs"><h2 id="which"></h2><div class="tools"></div>
 <div id="plots" tabindex="0" role="group" aria-label="Graphs: arrow keys, plus, minus and 0"></div>
 <p id="values" role="status"></p><p id="legend"></p><p id="notes"></p></section>"""
 

@@ -260,10 +260,12 @@ def _threads(
 PARTS: tuple[Any, ...] = (Sched, Calls, Pages, Disk)
 
 
-def parts_of(timeline: Timeline, cpus: Cpus, log: LogFormat) -> Iterator[Any]:
+def parts_of(
+    timeline: Timeline, cpus: Cpus, log: LogFormat, parts: Sequence[Any] = PARTS
+) -> Iterator[Any]:
     """Those parts of which the log has the events. All are fed in this order."""
     yield (comms := Comms(log))
-    for part in PARTS:
+    for part in parts:
         if all(has_fields(log, event, *fields) for event, fields in part.needs.items()):
             yield part(timeline, cpus, log, comms)
 

@@ -18,7 +18,7 @@ from tcpkmon.formats.klogger.overlap import LOST, base_numbers
 from tcpkmon.formats.klogger.table import LogFormat
 from tcpkmon.formats.psc.reader import Capture
 from tcpkmon.formats.timeline.chrome import ChromeSink
-from tcpkmon.formats.timeline.host import has_fields, parts_of
+from tcpkmon.formats.timeline.host import Disk, Pages, Sched, has_fields, parts_of
 from tcpkmon.formats.timeline.layers import Layers
 from tcpkmon.formats.timeline.losses import Cpus
 from tcpkmon.formats.timeline.model import INSTANT, Sink, Timeline, make
@@ -64,9 +64,23 @@ def _write(records: Records, sink: Sink) -> None:
     sink.finish(_about(timeline, records))
 
 
+def read_host(sink: Sink, logs: Logs) -> None:
+    """Tell a sink what ran on the CPUs, the requests of the disks and the page-ins."""
+    timeline = Timeline(sink)
+    cpus = _cpus_of(timeline, logs.format)
+    first, *parts = parts_of(timeline, cpus, logs.format, (Sched, Pages, Disk))
+    for batch in merge_logs(logs.readers, note=cpus.note) if parts else ():
+        for part in (first, *parts):
+            part.feed(batch)
+
+
+def _cpus_of(timeline: Timeline, log: LogFormat) -> Cpus:
+    return Cpus(timeline, log.find_event("DUMP_BEGIN") is not None)  # a MAGNeT file has all CPUs'
+
+
 def _write_events(timeline: Timeline, logs: Logs) -> None:
     log = logs.format
-    cpus = Cpus(timeline, log.find_event("DUMP_BEGIN") is not None)  # a MAGNeT file has all CPUs'
+    cpus = _cpus_of(timeline, log)
     parts = list(parts_of(timeline, cpus, log))
     if Layers.is_in(log):
         parts.append(Layers(timeline, cpus, log))

@@ -150,7 +150,7 @@ def archives() -> Iterator[tuple[str, bytes]]:
 
 def pack_parquet(path: Path, packed: Path) -> None:
     """A PSC file as retention archives it: with what makes it a capture again."""
-    from tcpkmon.formats.export.table_file import write_parquet
+    from tcpkmon.formats.base.table_file import write_parquet
     from tcpkmon.formats.psc.archive import describe
     from tcpkmon.formats.psc.reader import open_capture
 

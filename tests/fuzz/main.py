@@ -51,7 +51,7 @@ _MODULES = (
     "tcpkmon.formats.commands.pmgraph",
     "tcpkmon.formats.commands.repair",
     "tcpkmon.formats.commands.verify",
-    "tcpkmon.formats.export.table_file",
+    "tcpkmon.formats.base.table_file",
     "tcpkmon.formats.export.table_folder",
     "tcpkmon.formats.klogger.logs",
     "tcpkmon.formats.klogger.lines",

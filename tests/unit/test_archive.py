@@ -21,7 +21,7 @@ from tcpkmon.collector.session.keeper import Keeper
 from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import DamagedError, FileError
 from tcpkmon.formats.base.files import open_plain, read_head
-from tcpkmon.formats.export.table_file import write_parquet
+from tcpkmon.formats.base.table_file import write_parquet
 from tcpkmon.formats.psc.archive import describe
 from tcpkmon.formats.psc.reader import Capture, open_capture
 from tcpkmon.formats.registry import format_of

@@ -15,10 +15,9 @@ import pyarrow.parquet
 import pytest
 
 import tcpkmon
-from tcpkmon.formats.base import cli
+from tcpkmon.formats.base import cli, table_file
 from tcpkmon.formats.base.arrow import encode
 from tcpkmon.formats.commands.export import command
-from tcpkmon.formats.export import table_file
 from tcpkmon.formats.lines import strings, writing
 from tcpkmon.formats.psc import lines, tables
 from tcpkmon.formats.psc.tables import Snapshots

@@ -22,8 +22,8 @@ from tcpkmon.formats.base.errors import DamagedError, FileError, SchemaError, Us
 from tcpkmon.formats.base.files import open_plain, read_head
 from tcpkmon.formats.base.restore import check_unpacked
 from tcpkmon.formats.base.segments import parse_name
+from tcpkmon.formats.base.table_file import write_parquet
 from tcpkmon.formats.commands import pmgraph as pmgraph_command
-from tcpkmon.formats.export.table_file import write_parquet
 from tcpkmon.formats.klogger import LogReader
 from tcpkmon.formats.klogger.encode import DUMP_HEAD, DUMP_MAGIC, HEAD_CRC_AT, encode_preamble
 from tcpkmon.formats.klogger.table import LogFormat

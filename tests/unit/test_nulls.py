@@ -20,7 +20,7 @@ from tcpkmon.collector.commands.tcpkmon import command
 from tcpkmon.collector.plan.columns import EVENT, load_schema
 from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.files import open_plain
-from tcpkmon.formats.export.table_file import write_parquet
+from tcpkmon.formats.base.table_file import write_parquet
 from tcpkmon.formats.lines import writing
 from tcpkmon.formats.psc.archive import describe
 from tcpkmon.formats.psc.reader import open_capture

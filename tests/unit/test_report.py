@@ -16,11 +16,13 @@ from click.testing import CliRunner
 
 import tcpkmon
 from tcpkmon.formats.analysis import why
+from tcpkmon.formats.base.thinning import thin
 from tcpkmon.formats.commands import report as report_command
-from tcpkmon.formats.report.courses import NONE, VALUES, Lost, merge, thin
+from tcpkmon.formats.report.courses import NONE, VALUES, Lost, merge
 from tcpkmon.formats.report.data import Report, collect
 from tcpkmon.formats.report.host import read_host
 from tcpkmon.formats.report.page import make_page
+from tcpkmon.formats.report.tracks import Bands
 from tests.kept.make import unpack
 from tests.unit.magnet_log import write_bulk
 from tests.unit.test_timeline import write_host
@@ -92,9 +94,9 @@ def test_a_loss_is_a_break_and_a_band(tmp_path: Path) -> None:
 
 def test_between_breaks_of_a_bin_nothing_stays() -> None:
     values = np.array([[1, 2, NONE, 3, NONE, 4, 5, 6]])
-    assert thin(np.array([0, 0, 0, 0, 0, 0, 1, 1]), values).tolist() == [0, 2, 5, 6, 7]
-    apart = thin(np.array([0, 0, 0, 1, 1, 1, 1, 1]), values).tolist()
-    assert apart == [0, 1, 2, 3, 4, 7]
+    for bins, kept in (([0, 0, 0, 0, 0, 0, 1, 1], [0, 2, 5, 6, 7]),
+                       ([0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 2, 3, 4, 7])):  # fmt: skip
+        assert thin(np.array(bins), values, values == NONE).tolist() == kept
 
 
 def test_gaps_that_are_near_become_one() -> None:
@@ -119,7 +121,7 @@ def test_each_format_has_its_page(name: str, tmp_path: Path) -> None:
     assert f"{proof['entries']:,} entries" in page
     has_graphs = not name.startswith(("events", "magnet"))
     assert ("no graphs: " in page) is not has_graphs
-    assert bool(data_of(page)) is has_graphs
+    assert bool(data_of(page).get("graphs")) is has_graphs
 
 
 def hostile() -> Report:
@@ -183,3 +185,45 @@ def test_the_host_of_a_log(tmp_path: Path) -> None:
     with tcpkmon.open(folder) as reader:
         page = make_page(collect([folder], reader, 1))
     assert page.count("<meter") == len(parts) + 1 and "style=" not in page.split("<main>")[1][:9000]
+
+
+def test_slices_of_one_bin_are_one_band() -> None:
+    bands = Bands()
+    begin = np.arange(300_000, dtype=np.int64) * 10
+    for some in np.split(begin, 10):  # 3 of 10 ns busy; one long slice of another thread
+        bands.add(some, some + 3, np.zeros(len(some), np.int64))
+    bands.add(np.array([5_000]), np.array([9_000]), np.array([1]))
+    bands.finish(100)
+    assert len(bands.rows) <= 100
+    assert bands.rows["count"].sum() == 300_001
+    assert bands.rows["busy"].sum() == 900_000 + 4_000
+    assert bands.rows["item"].tolist() == [1] + [0] * (len(bands.rows) - 1)
+    assert (bands.rows["begin"][0], bands.rows["end"].max()) == (0, begin[-1] + 3)
+
+
+def test_rows_of_the_host(tmp_path: Path) -> None:
+    folder = write_host(tmp_path / "host", lose=3)
+    with tcpkmon.open(folder) as reader:
+        found = collect([folder], reader).plots
+    tracks = found["tracks"]
+    told = {
+        row["name"]: [tracks["items"][n]
+                      for n in np.frombuffer(base64.b64decode(row["item"]), "<u2")]
+        for row in tracks["rows"]
+    }  # fmt: skip
+    # What ran on CPU 0 has a loss in it: it is not known.
+    assert told == {"CPU 0": [], "CPU 1": ["woken (8)"], "page-ins": ["woken"]}
+    begin, end, missing = tracks["gaps"]["CPU 0"]
+    assert (begin, missing) == ([0.0], [3]) and end[0] == pytest.approx(0.1, abs=0.06)
+
+
+def test_rates_are_of_the_bytes(tmp_path: Path) -> None:
+    """1448 bytes each 3 us, 30 records missing: not known there, not zero."""
+    path = write_capture(tmp_path / "a.pm", 9000, 3, lose=set(range(4000, 4030)))
+    with tcpkmon.open(path) as reader:
+        graph = collect([path], reader, 1).plots["graphs"]["1"]
+    assert graph["rates_ms"] == pytest.approx(1.0, abs=0.2)
+    for row in graph["rates"]:
+        known = [one for one in row if one is not None]
+        assert len(row) - len(known) == 1
+        assert sum(known) / len(known) == pytest.approx(1448 * 8 / 3, rel=0.02)

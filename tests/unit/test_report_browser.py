@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import shutil
@@ -10,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tcpkmon
 from tcpkmon.formats.analysis import why
 from tcpkmon.formats.report import collect, make_page
+from tests.unit.test_timeline import write_host
 from tests.unit.why_capture import write_capture
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs the package selenium")
@@ -40,6 +43,11 @@ def browser() -> Iterator[Any]:
 def capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     return write_capture(folder / "a.pm", 900, 3, lose=set(range(400, 430)))
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_host(tmp_path_factory.mktemp("host") / "log", lose=5)
 
 
 @pytest.fixture
@@ -173,3 +181,59 @@ def test_a_gap_says_not_known(page: Any) -> None:
         if "NOT KNOWN: 30 records missing" in values(page):
             return
     raise AssertionError("no gap under the cursor")
+
+
+def test_the_host_along_time(browser: Any, host: Path) -> None:
+    """A log without connections: rows, by keyboard; what was lost is not known."""
+    path = host.with_name("host.html")
+    with tcpkmon.open(host) as reader:
+        path.write_text(make_page(collect([host], reader)), encoding="utf-8")
+    browser.get_log("browser")
+    browser.get(path.as_uri())
+    told = browser.execute_script(
+        "const found = [];"
+        "for (let n = 0; n < 201; n++) {"
+        "  document.getElementById('plots').dispatchEvent(new KeyboardEvent('keydown',"
+        "    {key: 'ArrowRight'}));"
+        "  found.push(...document.getElementById('values').textContent.split(' · ').slice(2)); }"
+        "return found;"
+    )
+    assert set(told) == {
+        "CPU 0: NOT KNOWN", "CPU 1: woken (8) (0.5 us)", "page-ins: woken (0.1 us)"
+    }  # fmt: skip
+    before = ticks(browser)
+    key(browser, "+")
+    browser.execute_async_script("requestAnimationFrame(arguments[0])")
+    assert len(before) == 1 and ticks(browser) != before
+    assert browser.get_log("browser") == []
+
+
+def test_rows_of_the_host_follow_the_graphs(browser: Any, host: Path) -> None:
+    """Both on one axis: zoomed together, one crosshair, the values of both."""
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    path = write_capture(host.with_name("b.pm"), 9000, 3)
+    with tcpkmon.open(path) as reader, tcpkmon.open(host) as log:
+        report, tracks = collect([path], reader, 1), collect([host], log).plots["tracks"]
+    for row in tracks["rows"]:  # 1.2 us of the log in the connection's 9 ms
+        for name, form in (("begin", "<f8"), ("length", "<f4")):
+            slow = np.frombuffer(base64.b64decode(row[name]), form) * 5000
+            row[name] = base64.b64encode(slow.astype(form).tobytes()).decode()
+    report.plots["tracks"] = tracks | {"gaps": {}}
+    path = host.with_name("both.html")
+    path.write_text(make_page(report), encoding="utf-8")
+    browser.get(path.as_uri())
+    before = ticks(browser)
+    assert len(before) == 5
+    over = browser.find_elements("css selector", ".u-over")
+    ActionChains(browser).move_to_element_with_offset(over[0], 0, 10).perform()
+    lines = browser.execute_script(
+        "return [...document.querySelectorAll('.u-cursor-x')].map(one => one.style.transform)")
+    assert len(lines) == 5 and len(set(lines)) == 1
+    assert "CPU 1: woken (8)" in values(browser) and "srtt" in values(browser)
+    assert "goodput: acknowledged 3,8" in values(browser)  # Mbit/s: 1448 bytes each 3 us
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", over[4])
+    chain = ActionChains(browser).move_to_element_with_offset(over[4], -200, 0).click_and_hold()
+    chain.move_by_offset(300, 0).release().perform()
+    browser.execute_async_script("requestAnimationFrame(arguments[0])")
+    assert all(a != b for a, b in zip(before, ticks(browser), strict=True))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,27 +10,11 @@ from typing import Any
 
 from tcpkmon.formats.analysis.why.assemble import Table
 from tcpkmon.formats.analysis.why.tables import as_arrow, renamed
-from tcpkmon.formats.base.arrow import import_pyarrow
-from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.base.escape import for_terminal
-from tcpkmon.formats.base.files import create_file, file_or_stdout
-from tcpkmon.formats.base.text import quote_csv
+from tcpkmon.formats.base.files import create_file
+from tcpkmon.formats.base.table_file import write_tables
+from tcpkmon.formats.base.table_text import BINARY, Rows
 
-BINARY = ("parquet", "arrow")
-FORMS = ("table", "csv", "json", *BINARY)
-ENDINGS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".csv": "csv",
-           ".json": "json", ".txt": "table"}  # fmt: skip
-_ROW_GROUP = 1 << 17
-
-
-def form_of(form: str | None, output: Path | None) -> str:
-    """The form that was asked for, else that of the file's ending. UsageError."""
-    form = form or (ENDINGS.get(output.suffix.lower(), "") if output is not None else "table")
-    if not form:
-        raise UsageError(f"{output}: its ending is of no known format", "add --format parquet")
-    if form in BINARY and output is None:
-        raise UsageError(f"{form} needs -o", "name a file")
-    return form
+_DIGITS = 4
 
 
 def write(
@@ -45,29 +28,14 @@ def write(
     """
     if form in BINARY:
         assert output is not None
-        _write_binary(make(table, names), form, output, force)
+        made = make(table, names)
+        with create_file(output, force) as out:
+            write_tables(form, [made], out)
         return
-    with file_or_stdout(output, force) as out:
-        if form == "csv":
-            lines = _csv(table, names)
-        elif form == "json":
-            lines = _json(name, table, names)
-        else:
-            lines = _table(table, names)
-        for line in lines:
-            out.write(line.encode("utf-8", "backslashreplace") + b"\n")
-
-
-def _write_binary(table: Any, form: str, output: Path, force: bool) -> None:
-    pyarrow = import_pyarrow()
-    with create_file(output, force) as out:
-        if form == "parquet":
-            from pyarrow import parquet
-
-            parquet.write_table(table, out, compression="zstd", row_group_size=_ROW_GROUP)
-            return
-        with pyarrow.ipc.new_file(out, table.schema) as writer:
-            writer.write_table(table)
+    rows = ([*row.values()] for row in rows_of(table))
+    is_number = [values.dtype != object for values in table.values()]
+    labels = [renamed(one, names) for one in table]
+    Rows(labels, is_number, rows, name, _DIGITS).write(form, output, force)
 
 
 def rows_of(table: Table) -> Iterator[dict[str, Any]]:
@@ -90,47 +58,3 @@ def plain(value: Any) -> Any:
     if not math.isfinite(value):
         return None
     return int(value) if value.is_integer() else value
-
-
-def _json(name: str, table: Table, names: str) -> Iterator[str]:
-    yield f'{{"{name}": ['
-    before = None
-    for row in rows_of({renamed(one, names): values for one, values in table.items()}):
-        if before is not None:
-            yield before + ","
-        before = json.dumps(row)
-    if before is not None:
-        yield before
-    yield "]}"
-
-
-def _csv(table: Table, names: str) -> Iterator[str]:
-    yield ",".join(renamed(one, names) for one in table)
-    for row in rows_of(table):
-        yield ",".join(_cell(value, quote=True) for value in row.values())
-
-
-def _cell(value: Any, quote: bool = False) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        text = for_terminal(value)
-        return quote_csv(text) if quote else text
-    if isinstance(value, float):
-        return repr(value) if quote else f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
-    return str(value)
-
-
-def _table(table: Table, names: str) -> Iterator[str]:
-    """Columns of equal width; numbers are on the right, and null is "-"."""
-    cells = [[renamed(one, names) for one in table]]
-    cells += [[_cell(value) or "-" for value in row.values()] for row in rows_of(table)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    right = [values.dtype != object for values in table.values()]
-    for row in cells:
-        yield "  ".join(
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(row, widths, right, strict=True)
-        ).rstrip()

@@ -18,13 +18,14 @@ const LINES = [["#0072b2", []], ["#e69f00", [6, 4]], ["#009e73", [2, 3]],
 const FILLS = ["#56b4e9", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#0072b2", "#b0a030"];
 const PANELS = [["Windows [segments]", [0, 1, 2], 230], ["Buffers and the peer's window [bytes]",
   [3, 4, 5], 180], ["Round-trip time [us]", [6, 7], 160]];
+const ROW = 20;
 const LETTERS = { 2: "R", 3: "Y", 7: "X", 8: "X", 12: "Q", 13: "E", 14: "T", 15: "P", 16: "Z",
   17: "U", 20: "O" };
 const DASHES = ["solid", "dashed", "dotted"];
 const STRIP = 12, PAPER = 680;
 
 // --- table ---
-const { columns, rows } = data.connections;
+const { columns, rows } = data.connections ?? { columns: [], rows: [] };
 const ID = columns.findIndex((column) => column.name === "conn_id");
 const isNumber = columns.map((_, n) => rows.some((row) => typeof row[n] === "number"));
 const SCREEN = /^(start|role|end_reason|comm|rto_count|proven)$/;  // no room on paper
@@ -83,7 +84,7 @@ function fillTable() {
       n !== sorted ? "none" : descending ? "descending" : "ascending"));
 }
 
-const headLine = $("connections").tHead.appendChild(make("tr"));
+const headLine = $("connections")?.tHead.appendChild(make("tr"));
 columns.forEach((column, n) => {
   const head = headLine.appendChild(make("th"));
   head.scope = "col";
@@ -98,7 +99,7 @@ columns.forEach((column, n) => {
     fillTable();
   };
 });
-$("search").oninput = fillTable;
+if (rows.length) $("search").oninput = fillTable;
 for (const name of document.querySelectorAll(".conn")) {
   if (!data.graphs[name.dataset.conn]) continue;
   const button = make("button", name.textContent);
@@ -109,6 +110,13 @@ for (const name of document.querySelectorAll(".conn")) {
 // --- graphs ---
 const unpack = (text, Kind) =>
   new Kind(Uint8Array.from(atob(text), (one) => one.charCodeAt(0)).buffer);
+const unpackAll = (text, Kind) => Array.from(unpack(text, Kind));
+const tracks = (data.tracks?.rows ?? []).map((row) => ({
+  name: row.name, begin: unpackAll(row.begin, Float64Array), length: unpackAll(row.length,
+    Float32Array), share: unpackAll(row.share, Uint8Array), item: unpackAll(row.item, Uint16Array),
+  count: unpackAll(row.count, Uint32Array), gaps: data.tracks.gaps[row.name],
+}));
+const allGaps = Object.entries(data.tracks?.gaps ?? {});
 let plots = [], graph = null, times = [], series = [], whole = [0, 1], shown = [0, 1], at = null;
 const isPaper = () => document.documentElement.classList.contains("paper");
 const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches
@@ -191,15 +199,89 @@ const inSpan = (begins, ends, us) => {
   return found;
 };
 
-function tellValues(index) {
+// The last of rising numbers that is not above a value, -1: none is.
+function lastOf(numbers, value) {
+  let [low, high] = [0, numbers.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (numbers[middle] <= value) low = middle + 1; else high = middle;
+  }
+  return low - 1;
+}
+const nearest = (time) => {
+  const n = Math.max(lastOf(times, time), 0);
+  return n + 1 < times.length && times[n + 1] - time < time - times[n] ? n + 1 : n;
+};
+const brief = (number) => count(+number.toPrecision(4));
+const timeOf = (us) => us < 1000 ? `${brief(us)} us` : us < 1e6 ? `${brief(us / 1000)} ms`
+  : `${brief(us / 1e6)} s`;
+
+// Which bands of a row hold a moment, or lie in the pixel around it.
+function bandsAt(row, us, near) {
+  const found = [];
+  for (let n = lastOf(row.begin, us + near); n >= 0 && found.length < 3; n--) {
+    if (row.begin[n] + row.length[n] >= us - near) found.push(n);
+    else if (row.reach[n] < us - near) break;
+  }
+  return found;
+}
+
+function tellTracks(us) {
+  const parts = [], near = (shown[1] - shown[0]) * 1e6 / 2000;
+  for (const row of tracks) {
+    const gap = (row.gaps ? [["", row.gaps]] : allGaps).find(([, one]) =>
+      inSpan(one[0], one[1], us).length);
+    const told = bandsAt(row, us, near).map((n) => {
+      const item = data.tracks.items[row.item[n]], long = timeOf(row.length[n]);
+      return row.count[n] === 1 ? `${item} (${long})` : `mostly ${item} (${count(row.count[n])} in `
+        + `${long}, ${Math.round(row.share[n] / 2.55)} % of it)`;
+    });
+    if (gap && row.gaps) parts.push(`${row.name}: NOT KNOWN`);
+    else if (told.length) parts.push(`${row.name}: ${told.join(", ")}`);
+  }
+  return parts;
+}
+
+// index: of a point. where: the time [us] that was pointed at, which may lie between points.
+function tellValues(index, where = times[index] * 1e6) {
   at = index;
-  if (index === null || index === undefined) return;
-  const us = times[index] * 1e6, parts = [`${times[index].toFixed(6)} s`];
+  const us = graph ? times[index] * 1e6 : where;
+  const parts = [`${(us / 1e6).toFixed(6)} s`];
   if (data.start_ms !== null)
     parts.push(new Date(data.start_ms + us / 1000).toISOString());
+  if (graph) tellConnection(index, us, parts);
+  const host = tellTracks(where);
+  if (host.length && where !== us) parts.push(`the host at ${(where / 1e6).toFixed(6)} s`);
+  $("values").textContent = [...parts, ...host].join(" · ");
+}
+
+// What changed with an event: cwnd, ssthresh and srtt of the points around it.
+function changesAt(moment) {
+  const after = Math.min(lastOf(times, (moment + 0.05) / 1e6) + 1, times.length - 1);
+  const before = Math.max(lastOf(times, (moment - 0.05) / 1e6), 0);
+  const found = [0, 1, 6].map((n) => [n, series[n][before], series[n][after]])
+    .filter(([, x, y]) => x !== null && y !== null && x !== y)
+    .map(([n, x, y]) => `${data.values[n][0]} ${count(x)} to ${count(y)}`);
+  return found.length ? ` (${found.join(", ")})` : "";
+}
+
+// The next mark, or the one before.
+function toMark(by) {
+  const moments = graph?.marks[1] ?? [], now = times[at ?? 0] * 1e6;
+  const found = by > 0 ? moments.find((one) => one > now + 0.05)
+    : moments.findLast((one) => one < now - 0.05);
+  if (found !== undefined) step(nearest(found / 1e6) - (at ?? -1));
+}
+
+function tellConnection(index, us, parts) {
   data.values.forEach(([name, unit], n) => {
     const value = series[n][index];
     parts.push(`${name} ${value === null ? "–" : `${count(value)} ${unit}`}`);
+  });
+  const window = Math.floor((us - graph.span[0]) / graph.rates_ms / 1000);
+  ratesShown().forEach((n) => {
+    const value = graph.rates[n][Math.min(Math.max(window, 0), graph.rates[n].length - 1)];
+    parts.push(`${data.rates[n]} ${value === null ? "not known" : `${brief(value)} Mbit/s`}`);
   });
   const [starts, stops, kinds, certain] = graph.limits;
   for (const n of inSpan(starts, stops, us).slice(-1))
@@ -212,9 +294,8 @@ function tellValues(index) {
     const [name, what] = data.marks[graph.marks[0][n]];
     parts.push(`${LETTERS[graph.marks[0][n]]}: ${name}`
       + (what ? `, ${what} ${graph.marks[2][n]}` : "")
-      + ` at ${(moment / 1e6).toFixed(6)} s`);
+      + ` at ${(moment / 1e6).toFixed(6)} s${changesAt(moment)}`);
   });
-  $("values").textContent = parts.join(" · ");
 }
 
 function zoom(begin, end) {
@@ -222,6 +303,7 @@ function zoom(begin, end) {
   begin = Math.min(Math.max(begin, whole[0]), whole[1] - width);
   shown = [begin, begin + width];
   for (const plot of plots) plot.setScale("x", { min: shown[0], max: shown[1] });
+  requestAnimationFrame(placeCursor);  // the plots have the new scale then
 }
 const scale = (factor, centre = (shown[0] + shown[1]) / 2) =>
   zoom(centre - (centre - shown[0]) * factor, centre + (shown[1] - centre) * factor);
@@ -233,9 +315,78 @@ function step(by) {
   const index = Math.min(Math.max((at ?? -1) + by, 0), times.length - 1);
   if (times[index] < shown[0] || times[index] > shown[1])
     pan((times[index] - (shown[0] + shown[1]) / 2) / (shown[1] - shown[0]));
-  for (const plot of plots)
-    plot.setCursor({ left: plot.valToPos(times[index], "x"), top: 20 }, false);
   tellValues(index);
+  requestAnimationFrame(placeCursor);
+}
+// The crosshair is where the values are of.
+function placeCursor() {
+  const isSeen = at !== null && times[at] >= shown[0] && times[at] <= shown[1];
+  for (const plot of plots)
+    plot.setCursor({ left: isSeen ? plot.valToPos(times[at], "x") : -10, top: 20 }, false);
+}
+
+function drawTracks(plot) {
+  const { ctx, bbox } = plot, ratio = devicePixelRatio;
+  const [low, high] = shown.map((time) => time * 1e6);
+  const x = (us) => plot.valToPos(Math.min(Math.max(us, low), high) / 1e6, "x", true);
+  ctx.save();
+  ctx.textBaseline = "middle";
+  ctx.font = `${10 * ratio}px sans-serif`;
+  tracks.forEach((row, line) => {
+    const top = plot.valToPos(tracks.length - line, "y", true) + 2 * ratio;
+    const height = plot.valToPos(tracks.length - line - 1, "y", true) - top - 2 * ratio;
+    const patterns = {};
+    for (let n = Math.max(lastOf(row.begin, high), -1); n >= 0; n--) {
+      const end = row.begin[n] + row.length[n];
+      if (row.reach[n] < low) break;
+      if (end < low) continue;
+      const left = x(row.begin[n]), wide = Math.max(x(end) - left, ratio);
+      ctx.fillStyle = patterns[row.item[n]] ??= patternOf(ctx, row.item[n] % (3 * FILLS.length));
+      ctx.globalAlpha = 0.2 + row.share[n] / 255 * 0.65;
+      ctx.fillRect(left, top, wide, height);
+      const name = data.tracks.items[row.item[n]];
+      if (wide < 30 * ratio || row.count[n] > 1 || ctx.measureText(name).width > wide - 6 * ratio)
+        continue;
+      ctx.globalAlpha = 1;
+      ctx.lineWidth = 3 * ratio;
+      ctx.strokeStyle = style("--back");
+      ctx.fillStyle = style("--text");
+      ctx.strokeText(name, left + 4 * ratio, top + height / 2);
+      ctx.fillText(name, left + 4 * ratio, top + height / 2);
+    }
+    ctx.globalAlpha = 0.9;
+    ctx.fillStyle = patternOf(ctx, -1);
+    for (const [, [begins, ends]] of row.gaps ? [["", row.gaps]] : allGaps)
+      begins.forEach((begin, n) => {
+        if (ends[n] < low || begin > high) return;
+        ctx.fillRect(x(begin), top, Math.max(x(ends[n]) - x(begin), 2 * ratio), height);
+      });
+  });
+  ctx.restore();
+}
+
+const ratesShown = () => data.rates.map((_, n) => n)
+  .filter((n) => graph.rates[n].some((value) => value));
+function panels() {
+  const found = [];
+  if (graph) {
+    const used = ratesShown(), width = graph.rates_ms / 1000;
+    const since = graph.rates[0].map((_, n) => graph.span[0] / 1e6 + n * width);
+    if (used.length) found.push({ height: 170,
+      title: `Throughput and goodput [Mbit/s], means of ${timeOf(graph.rates_ms * 1000)}`,
+      x: [...since, graph.span[0] / 1e6 + since.length * width],
+      lines: used.map((n) => ({ label: data.rates[n], look: n, dash: n,
+        values: [...graph.rates[n], graph.rates[n].at(-1)] })) });
+    for (const [title, numbers, height] of PANELS) {
+      const known = numbers.filter((n) => series[n].some((value) => value !== null));
+      if (known.length) found.push({ title, height, x: times, lines: known.map((n) => ({
+        label: data.values[n][0], values: series[n], look: n, dash: numbers.indexOf(n) })) });
+    }
+  }
+  if (tracks.length) found.push({ isTracks: true, height: 58 + ROW * tracks.length,
+    title: "The host: threads on CPUs, requests of disks, page-ins", x: whole,
+    lines: [{ label: "", values: [null, null], look: 0, dash: 0 }] });
+  return found;
 }
 
 function draw() {
@@ -244,28 +395,37 @@ function draw() {
   const axis = { stroke: style("--soft"), grid: { stroke: style("--line"), width: 1 },
     ticks: { stroke: style("--line"), width: 1 } };
   const dense = uPlot.paths.stepped({ align: 1 });
-  PANELS.forEach(([title, numbers, height], place) => {
-    const used = numbers.filter((n) => series[n].some((value) => value !== null));
-    if (!used.length) return;
+  const size = tracks.length ? 170 : 84;
+  const all = panels();
+  all.forEach(({ title, height, x, lines, isTracks }, place) => {
     let left = null;
+    const middles = tracks.map((_, n) => tracks.length - n - 0.5);
     const plot = new uPlot({
-      title, height, width: isPaper() ? PAPER : $("plots").clientWidth,
+      title, height, padding: [null, 24, null, null], width: isPaper() ? PAPER : $("plots").clientWidth,
       scales: { x: { time: false, min: shown[0], max: shown[1] },
-        y: { range: (_, low, high) => [0, (high || 1) * 1.22] } },
-      legend: { markers: { dash: (_, n) => DASHES[numbers.indexOf(used[n - 1])],
-        stroke: (_, n) => colour(used[n - 1]) } },
+        y: { range: isTracks ? [0, tracks.length]
+          : (_, low, high) => [0, (high || 1) * 1.22] } },
+      legend: { show: !isTracks, markers: { dash: (_, n) => DASHES[lines[n - 1].dash],
+        stroke: (_, n) => colour(lines[n - 1].look) } },
       axes: [{ ...axis, values: (_, splits, __, ___, step) => splits.map((one) =>
         one.toFixed(step < 1e-6 ? 9 : (String(+step.toPrecision(6)).split(".")[1] ?? "").length)),
-        label: place === PANELS.length - 1 ? "seconds" : undefined, labelSize: 18 },
-        { ...axis, size: 84, values: (_, splits) => splits.map((one) => count(one)) }],
-      series: [{ label: "time" }, ...used.map((n) => ({ label: data.values[n][0], spanGaps: false,
-        stroke: colour(n), dash: LINES[n][1], width: 1.6, paths: dense,
-        points: { show: series[n].length < 400, size: 4 } }))],
+        label: place === all.length - 1 ? "seconds" : undefined, labelSize: 18,
+        size: 32 },
+        isTracks ? { ...axis, size, grid: { show: false }, splits: () => middles,
+          values: () => tracks.map((row) => row.name) }
+          : { ...axis, size, values: (_, splits) => splits.map((one) => count(one)) }],
+      series: [{ label: "time" }, ...lines.map(({ label, values, look }) => ({ label,
+        spanGaps: false, stroke: colour(look), dash: LINES[look][1], width: 1.6, paths: dense,
+        points: { show: x === times && values.length < 400, size: 4 } }))],
       cursor: { sync: { key: "all", scales: ["x", null] }, drag: { x: true, y: false,
         setScale: false } },
       hooks: {
-        drawClear: [drawUnder], draw: [drawMarks],
-        setCursor: [(one) => { if (one.cursor.event) tellValues(one.cursor.idx); }],
+        drawClear: isTracks ? [drawTracks] : [drawUnder], draw: isTracks ? [] : [drawMarks],
+        setCursor: [(one) => {
+          if (!one.cursor.event || one.cursor.left < 0) return;
+          const time = one.posToVal(one.cursor.left, "x");
+          tellValues(nearest(time), time * 1e6);
+        }],
         setSelect: [(one) => {
           if (one.select.width < 4) return;
           const [low, high] = [0, one.select.width].map((by) =>
@@ -275,7 +435,7 @@ function draw() {
           zoom(low, high);
         }],
       },
-    }, [times, ...used.map((n) => series[n])], $("plots"));
+    }, [x, ...lines.map((line) => line.values)], $("plots"));
     plots.push(plot);
     const over = plot.over;
     over.addEventListener("dblclick", () => zoom(...whole));
@@ -297,7 +457,7 @@ function draw() {
 }
 
 function tellLegend() {
-  $("legend").replaceChildren("Limits (strip on top):");
+  $("legend").replaceChildren();
   const add = (number, text) => {
     const box = make("canvas");
     [box.width, box.height] = [22, 12];
@@ -306,12 +466,49 @@ function tellLegend() {
     pen.fillRect(0, 0, 22, 12);
     $("legend").append(box, text);
   };
+  if (tracks.length) {
+    $("legend").append("On the host most of the time:");
+    data.tracks.items.slice(0, Math.min(8, data.tracks.items.length - 1))
+      .forEach((name, n) => add(n, name));
+    if (allGaps.length) add(-1, "not known");
+  }
+  if (!graph) return;
+  if (tracks.length) $("legend").append(make("br"));
+  $("legend").append("Limits (strip on top):");
   for (const kind of [...new Set(graph.limits[2])].sort((a, b) => a - b))
     add(kind, data.limits[kind].replace("_", " "));
   if (data.lost[0].length) add(-1, "not known: records are missing");
   const kinds = [...new Set(graph.marks[0])];
   if (kinds.length) $("legend").append(make("br"), "Marks: "
     + kinds.map((kind) => `${LETTERS[kind]} ${data.marks[kind][0]}`).join(", "));
+}
+
+function tellNotes() {
+  const notes = [];
+  if (graph) notes.push(...notesOfGraph());
+  if (data.unplaced) notes.push(`${count(data.unplaced)} records are missing of which nobody knows`
+    + " the moment: no band shows them.");
+  if (data.tracks?.thinned) notes.push("Of the host's rows what is of one pixel of the whole is one"
+    + " band, paler where less of it was taken.");
+  if (data.tracks?.left_out) notes.push(`${count(data.tracks.left_out)} rows of the host that had`
+    + " less to do are left out.");
+  $("notes").textContent = notes.join(" ");
+}
+
+function notesOfGraph() {
+  const notes = [];
+  if (graph.points < graph.records)
+    notes.push(`Thinned: ${count(graph.points)} points of ${count(graph.records)} records; each`
+      + " pixel of the whole has its least and greatest value, a close zoom lacks others.");
+  if (graph.limits[0].length < graph.limits_count)
+    notes.push("Of each moment the longest limit: "
+      + `${count(graph.limits[0].length)} of ${count(graph.limits_count)}.`);
+  if (graph.marks[0].length < graph.marks_count)
+    notes.push(`${count(graph.marks[0].length)} of ${count(graph.marks_count)} marks.`);
+  if (data.lost[0].length < data.gaps)
+    notes.push(`${count(data.gaps)} gaps, near ones drawn as one.`);
+  if (data.open_end) notes.push("The capture's end is missing: what follows is not known.");
+  return notes;
 }
 
 function select(id) {
@@ -326,19 +523,7 @@ function select(id) {
   const value = (name) => row?.[columns.findIndex((column) => column.name === name)] ?? "?";
   $("which").textContent = `${value("laddr")}:${value("lport")} → ${value("raddr")}:`
     + `${value("rport")} (connection ${id})`;
-  const notes = [];
-  if (graph.points < graph.records)
-    notes.push(`Thinned: ${count(graph.points)} points of ${count(graph.records)} records; each`
-      + " pixel of the whole has its least and greatest value, a close zoom lacks others.");
-  if (graph.limits[0].length < graph.limits_count)
-    notes.push("Of each moment the longest limit: "
-      + `${count(graph.limits[0].length)} of ${count(graph.limits_count)}.`);
-  if (graph.marks[0].length < graph.marks_count)
-    notes.push(`${count(graph.marks[0].length)} of ${count(graph.marks_count)} marks.`);
-  if (data.lost[0].length < data.gaps)
-    notes.push(`${count(data.gaps)} gaps, near ones drawn as one.`);
-  if (data.open_end) notes.push("The capture's end is missing: what follows is not known.");
-  $("notes").textContent = notes.join(" ");
+  tellNotes();
   $("values").textContent = "Point at a graph: all values of that moment.";
   at = null;
   draw();
@@ -357,13 +542,14 @@ for (const [text, title, act] of [["◀", "earlier", () => pan(-0.3)],
   button.onclick = act;
 }
 tools.append(" drag: zoom · Shift+drag: pan · Ctrl+wheel: zoom · keys in the graphs: ← → point by"
-  + " point, Shift+← → pan, + − zoom, 0 all");
+  + " point, n p next and previous mark, Shift+← → pan, + − zoom, 0 all");
 $("plots").onkeydown = (event) => {
   const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (way && event.shiftKey) pan(way * 0.2);
   else if (way) step(way);
   else if (event.key === "+" || event.key === "=") scale(0.5);
   else if (event.key === "-") scale(2);
+  else if (event.key === "n" || event.key === "p") toMark(event.key === "n" ? 1 : -1);
   else if (event.key === "0") zoom(...whole);
   else return;
   event.preventDefault();
@@ -380,5 +566,17 @@ addEventListener("resize", () => {
     for (const plot of plots) plot.setSize({ width: $("plots").clientWidth, height: plot.height });
   }, 100);
 });
-select(data.connections.rows.map((row) => String(row[ID])).find((id) => data.graphs[id]));
+for (const row of tracks) {  // the latest end so far: before it a search may stop
+  let latest = 0;
+  row.reach = row.begin.map((begin, n) => latest = Math.max(latest, begin + row.length[n]));
+}
+if (rows.length) select(rows.map((row) => String(row[ID])).find((id) => data.graphs[id]));
+else {
+  whole = shown = [0, Math.max(data.tracks.end / 1e6, 1e-6)];
+  times = Array.from({ length: 201 }, (_, n) => whole[1] * n / 200);
+  $("which").textContent = "Along time";
+  $("values").textContent = "Point at a row: what was there at that moment.";
+  tellNotes();
+  again();
+}
 })();

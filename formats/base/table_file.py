@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes tables of one kind as one Parquet or Arrow file.
 
-One thread makes the next table while another writes the table before it.
+Of records one thread makes the next table while another writes the table before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO
 
@@ -24,13 +24,47 @@ def write_parquet(
     records: Records, out: BinaryIO, metadata: Mapping[bytes, bytes] | None = None
 ) -> None:
     """Write the records as Parquet, one row group for each table, with these metadata."""
-    from pyarrow import parquet
+    write_tables("parquet", _ahead(records), out, encodings, metadata)
 
-    def new_writer(sink: Any, table: Any) -> Any:
-        options = encodings(table) | {"write_batch_size": BATCH_ROWS}
-        return parquet.ParquetWriter(sink, table.schema.with_metadata(metadata), **options)
 
-    _write(_ahead(records), new_writer, out)
+def write_arrow(records: Records, out: BinaryIO) -> None:
+    """Write the records as an Arrow IPC file."""
+    write_tables("arrow", map(without_dictionaries, _ahead(records)), out)
+
+
+def write_tables(
+    form: str, tables: Iterable[Any], out: BinaryIO,
+    options: Callable[[Any], dict[str, Any]] = lambda first: {"compression": "zstd"},
+    metadata: Mapping[bytes, bytes] | None = None,
+) -> None:  # fmt: skip
+    """Write tables to an empty file. form: parquet, arrow or csv. options: see new_writer()."""
+    pyarrow = import_pyarrow()
+    writer: Any = None
+    # Arrow opens the file itself. Through Python's file, each small write would need Python's lock.
+    with pyarrow.OSFile(f"/proc/self/fd/{out.fileno()}", "wb") as sink:
+        try:
+            for table in tables:
+                if writer is None:
+                    schema = table.schema
+                    schema = schema.with_metadata(metadata) if metadata else schema
+                    writer = new_writer(form, sink, schema, options(table))
+                writer.write_table(table)
+        finally:
+            if writer is not None:
+                writer.close()
+
+
+def new_writer(form: str, sink: Any, schema: Any, options: dict[str, Any]) -> Any:
+    """pyarrow's writer. options: of ParquetWriter."""
+    if form == "parquet":
+        from pyarrow import parquet
+
+        return parquet.ParquetWriter(sink, schema, write_batch_size=BATCH_ROWS, **options)
+    if form == "csv":
+        from pyarrow import csv
+
+        return csv.CSVWriter(sink, schema)
+    return import_pyarrow().ipc.new_file(sink, schema)
 
 
 def encodings(table: Any) -> dict[str, Any]:
@@ -64,16 +98,6 @@ def encodings(table: Any) -> dict[str, Any]:
     }
 
 
-def write_arrow(records: Records, out: BinaryIO) -> None:
-    """Write the records as an Arrow IPC file."""
-    pyarrow = import_pyarrow()
-
-    def new_writer(sink: Any, table: Any) -> Any:
-        return pyarrow.ipc.new_file(sink, table.schema)
-
-    _write(map(without_dictionaries, _ahead(records)), new_writer, out)
-
-
 def without_dictionaries(table: Any) -> Any:
     """The table without dictionaries: an Arrow file needs one dictionary for all tables."""
     pyarrow = import_pyarrow()
@@ -82,22 +106,6 @@ def without_dictionaries(table: Any) -> Any:
         for f in table.schema
     ]
     return table.cast(pyarrow.schema(fields))
-
-
-def _write(tables: Iterator[Any], new_writer: Callable[[Any, Any], Any], out: BinaryIO) -> None:
-    """Write the tables to an empty file. new_writer(sink, first table) returns pyarrow's writer."""
-    pyarrow = import_pyarrow()
-    writer: Any = None
-    # Arrow opens the file itself. Through Python's file, each small write would need Python's lock.
-    with pyarrow.OSFile(f"/proc/self/fd/{out.fileno()}", "wb") as sink:
-        try:
-            for table in tables:
-                if writer is None:
-                    writer = new_writer(sink, table)
-                writer.write_table(table)
-        finally:
-            if writer is not None:
-                writer.close()
 
 
 def _ahead(records: Records) -> Iterator[Any]:
