@@ -38,6 +38,8 @@ class Line:
     connection: int
     upper: Array | None = None
     """(n,) the upper ends where it is bars from `values` up, else None"""
+    colour: int = -1
+    """its number in the palette; -1: that of its place"""
 
     def heights_at(self, times: Array) -> Array:
         """The values of the steps at these times (before the first step: its value)."""
