@@ -18,8 +18,9 @@ from tcpkmon.formats.commands.pmgraph import command
 from tcpkmon.formats.pmgraph import terminal
 from tcpkmon.formats.pmgraph.options import Selection
 from tcpkmon.formats.pmgraph.sequence import Bars
-from tcpkmon.formats.pmgraph.sequence_pages import bands_of, build_sequence, read_drawn
-from tcpkmon.formats.psc.reader import open_capture
+from tcpkmon.formats.pmgraph.sequence_pages import build_sequence
+from tcpkmon.formats.pmgraph.sequence_reading import BandTally, open_source, read_drawn
+from tcpkmon.formats.registry import open_files
 
 MSS = 1000
 FIRST = 2**32 - 20 * MSS
@@ -58,8 +59,8 @@ def run(path: Path, *args: str) -> int:
 
 
 def test_numbers_are_unwrapped(path: Path) -> None:
-    with open_capture(path) as capture:
-        [drawn], _, _ = read_drawn(capture, Selection(), 1000)
+    with open_files(path) as capture:
+        [drawn], _ = read_drawn(open_source(capture), Selection(), 1000)
     curves = {name: curve.points()[1] for name, curve in drawn.found.curves.items()}
     for name, ahead in (("acked", 0), ("sent", 5), ("cwnd", 10), ("window", 50), ("rcv_nxt", 0),
                         ("rcv_window", 30)):  # fmt: skip
@@ -73,8 +74,8 @@ def test_numbers_are_unwrapped(path: Path) -> None:
 
 
 def test_no_line_joins_what_is_lost(path: Path) -> None:
-    with open_capture(path) as capture:
-        [page], _ = build_sequence(capture, Selection(), 1000)
+    with open_files(path) as capture:
+        [page], _ = build_sequence(open_source(capture), Selection(), 1000)
     assert page.spans.missing == 7
     for panel in page.panels:
         for line in panel.lines:
@@ -84,17 +85,19 @@ def test_no_line_joins_what_is_lost(path: Path) -> None:
 
 
 def test_around_an_event_and_the_terminal(path: Path) -> None:
-    with open_capture(path) as capture:
-        [page], _ = build_sequence(capture, Selection(), 1000, "rto")
+    with open_files(path) as capture:
+        [page], _ = build_sequence(open_source(capture), Selection(), 1000, "rto")
     assert page.limits == pytest.approx((0.4, 0.7))
     text = "\n".join(terminal.draw_text([page], 100, ascii_only=True))
     assert "sent again" in text and "records lost" in text
 
 
 def test_bands_are_what_held_longest() -> None:
-    names = np.array(["cwnd", "app", "cwnd"])
-    bands = bands_of(names, np.array([0.0, 0.3, 0.31]), np.array([0.3, 0.31, 0.9]), (0.0, 1.0), 10)
-    [band] = bands
+    tally = BandTally((0.0, 1.0), 10)
+    tally.add("cwnd", np.array([0.0]), np.array([0.3]))
+    tally.add("app", np.array([0.3]), np.array([0.31]))
+    tally.add("cwnd", np.array([0.31]), np.array([0.9]))
+    [band] = tally.bands()
     assert band.name == "cwnd"
     assert [*band.begin, *band.end] == pytest.approx([0.0, 0.9])
 
