@@ -210,8 +210,7 @@ def _show_sequence(files: Sequence[Path], selection: Selection, asked: dict[str,
     if selection.columns or selection.scales or selection.by_parameter:
         raise UsageError("--sequence draws what it draws", "leave out the columns, -S and -P")
     with open_files(*files) as reader, open_source(reader) as source:
-        is_psc = isinstance(reader, Capture)
-        if is_psc:
+        if isinstance(reader, Capture):
             if asked["verbose"]:
                 _describe(reader)
             _warn(reader)
@@ -225,7 +224,7 @@ def _show_sequence(files: Sequence[Path], selection: Selection, asked: dict[str,
             from tcpkmon.formats.pmgraph.sequence_pages import build_sequence
 
             _draw(lambda bins: build_sequence(source, selection, bins, asked["around"]), asked)
-        if is_psc:
+        if isinstance(reader, Capture):
             return _code_of(reader, files)
         for text in complaints_of(reader):
             _say(f"{reader.path}: {for_terminal(text)}")

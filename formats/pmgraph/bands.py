@@ -50,8 +50,15 @@ def draw_bars(axes: Axes, line: Line, look: dict[str, Any]) -> None:
         for heights, marker in ((line.values, 7), (line.upper, 6)):
             axes.plot(line.times, heights, marker=marker, markersize=2.5, zorder=2.4, **ends)
     if again:
-        axes.plot(line.times, line.upper, marker="$R$" if few else "v", zorder=2.9,
-                  markersize=5.5 if few else 3.5, label=look["label"], **ends)  # fmt: skip
+        axes.plot(line.times, line.upper, marker=_letter() if few else "v", zorder=2.9,
+                  markersize=14 if few else 3.5, label=look["label"], **ends)  # fmt: skip
+
+
+def _letter() -> Any:
+    """An R above its place."""
+    from matplotlib.textpath import TextPath
+
+    return TextPath((-0.3, 0.2), "R", size=1)
 
 
 def fit_sequence(axes: Axes, panel: Panel) -> None:

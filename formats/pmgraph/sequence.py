@@ -19,7 +19,9 @@ from tcpkmon.formats.base.thinning import bins_of, starts_of
 from tcpkmon.formats.pmgraph.arrays import Array, Columns
 from tcpkmon.formats.pmgraph.downsample import Curve
 
-NEEDED = ("conn_id", "location", "callvalue", "lport", "rport", "state", "snd_una", "snd_max", "mss")
+NEEDED = (
+    "conn_id", "location", "callvalue", "lport", "rport", "state", "snd_una", "snd_max", "mss",
+)  # fmt: skip
 """What a capture must have."""
 WANTED = (
     "snd_fack", "snd_wnd", "snd_cwnd_segs", "packets_out", "sacked_out", "lost_out", "retrans_out",

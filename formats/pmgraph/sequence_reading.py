@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a capture of any format for the time-sequence graph: first what is in it, then what is drawn.
+"""Reads a capture of any format for the time-sequence graph: what is in it, then what is drawn.
 
 Both passes are over the snapshots of why.Source, in memory that depends on the connections and on
 the pixel columns.
@@ -117,15 +117,14 @@ class _Overview:
         self._ends = np.zeros((0, 2), np.int64)
         self._addresses = np.zeros((0, 2), "V16")
         for piece in source.read():
-            if not len(piece):
-                continue
-            zero_ns = int(piece.times_ns[0]) if zero_ns is None else zero_ns
+            if len(piece) and zero_ns is None:
+                zero_ns = int(piece.times_ns[0])
+            some = piece
             if wanted:
                 is_wanted = match_ports(wanted, piece["lport"], piece["rport"])
-                piece = piece.take(np.flatnonzero(is_wanted))
-                if not len(piece):
-                    continue
-            self._add(why.Grouped(piece, places), len(places), code, addresses)
+                some = piece.take(np.flatnonzero(is_wanted))
+            if len(some):
+                self._add(why.Grouped(some, places), len(places), code, addresses)
         self.zero_ns = zero_ns or 0
 
     def _add(self, piece: why.Grouped, count: int, code: int, addresses: Many[str]) -> None:
