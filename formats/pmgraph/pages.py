@@ -73,8 +73,9 @@ class Panel:
     """what it shows in place of lines"""
 
     def anchor_line(self, connection: int) -> Line | None:
-        """The line on which a connection's events are marked: its first one with points."""
-        lines = (one for one in self.lines if one.connection == connection and len(one.times))
+        """The line on which a connection's events are marked: its first one with points, no bars."""
+        lines = (one for one in self.lines
+                 if one.connection == connection and len(one.times) and one.upper is None)
         return next(lines, None)
 
     def with_names(self, most: int) -> tuple[Panel, list[str]]:

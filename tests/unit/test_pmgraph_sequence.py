@@ -114,7 +114,7 @@ def test_any_capture(
         assert not out.exists()
         return
     lines = out.read_text().splitlines()
-    assert lines[-1] == "go" and sum(line.startswith("uarrow") for line in lines) > 10
+    assert lines[-1] == "go" and sum(line.startswith("uarrow") for line in lines) > 2
 
 
 def test_a_log_says_what_the_file_of_one_says(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_losses_of_a_log_are_bands(tmp_path: Path) -> None:
     with open_files(path) as capture:
         source = open_source(capture)
         [drawn], _ = read_drawn(source, Selection(zoom=(0.0, 3600.0)), 100_000)
-        assert drawn.spans.missing == source.placed > 600
+        assert drawn.spans.missing == source.placed > 300
     assert len(drawn.spans.begin) and (drawn.spans.end > drawn.spans.begin).all()
     begin, end = drawn.spans.begin[0], drawn.spans.end[0]
     times = np.array([begin - 1, begin, (begin + end) / 2, end, end + 1])
