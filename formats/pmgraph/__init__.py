@@ -3,5 +3,6 @@
 
 __all__ = [
     "connections", "figure", "gaps", "options", "pages", "quantities", "sequence_pages",
+    "sequence_reading",
     "terminal", "text", "together", "xgraph", "xplot",
 ]  # fmt: skip
