@@ -73,7 +73,7 @@ class Panel:
     """what it shows in place of lines"""
 
     def anchor_line(self, connection: int) -> Line | None:
-        """The line on which a connection's events are marked: its first one with points, no bars."""
+        """The line on which a connection's events are marked: its first one that is no bars."""
         lines = (one for one in self.lines
                  if one.connection == connection and len(one.times) and one.upper is None)
         return next(lines, None)
