@@ -109,6 +109,8 @@ def command(context: click.Context, /, files: tuple[Path, ...], **asked: Any) ->
         asked["zoom"],
     )  # fmt: skip
     _check(files, asked)
+    if asked["sequence"] or asked["xplot"]:
+        return _show_sequence(files, selection, asked)
     for file in files:
         found = FILE_FORMATS[kind_of(file)]
         is_some = any(file.glob("*")) if file.is_dir() else file.is_file()
@@ -123,9 +125,7 @@ def command(context: click.Context, /, files: tuple[Path, ...], **asked: Any) ->
             if asked["verbose"]:
                 _describe(capture)
             _warn(capture)
-        if asked["sequence"] or asked["xplot"]:
-            _show_sequence(captures, selection, asked)
-        elif len(captures) > 1:
+        if len(captures) > 1:
             _show_together(captures, selection, asked)
         else:
             _show(captures[0], selection, asked)
@@ -198,24 +198,37 @@ def _show(capture: Capture, selection: Selection, asked: dict[str, Any]) -> None
     out.flush()
 
 
-def _show_sequence(
-    captures: Sequence[Capture], selection: Selection, asked: dict[str, Any]
-) -> None:
-    if len(captures) > 1:
+def _show_sequence(files: Sequence[Path], selection: Selection, asked: dict[str, Any]) -> int:
+    """Of one capture of any format."""
+    from tcpkmon.formats.base.reader import complaints_of
+    from tcpkmon.formats.pmgraph.sequence_reading import open_source
+    from tcpkmon.formats.psc.reader import Capture
+    from tcpkmon.formats.registry import group, open_files
+
+    if len(files) > 1 and len(group(files)) > 1:
         raise UsageError("--sequence takes one capture", "give the files one by one")
     if selection.columns or selection.scales or selection.by_parameter:
         raise UsageError("--sequence draws what it draws", "leave out the columns, -S and -P")
-    [capture] = captures
-    if asked["xplot"]:
-        from tcpkmon.formats.pmgraph.xplot import write_xplot
+    with open_files(*files) as reader, open_source(reader) as source:
+        if isinstance(reader, Capture):
+            if asked["verbose"]:
+                _describe(reader)
+            _warn(reader)
+        if asked["xplot"]:
+            from tcpkmon.formats.pmgraph.xplot import write_xplot
 
-        for note in write_xplot(capture, selection, asked["xplot"], asked["around"],
-                                asked["force"]):  # fmt: skip
-            _say(note)
-    if asked["sequence"]:
-        from tcpkmon.formats.pmgraph.sequence_pages import build_sequence
+            for note in write_xplot(source, selection, asked["xplot"], asked["around"],
+                                    asked["force"]):  # fmt: skip
+                _say(note)
+        if asked["sequence"]:
+            from tcpkmon.formats.pmgraph.sequence_pages import build_sequence
 
-        _draw(lambda bins: build_sequence(capture, selection, bins, asked["around"]), asked)
+            _draw(lambda bins: build_sequence(source, selection, bins, asked["around"]), asked)
+        if isinstance(reader, Capture):
+            return _code_of(reader, files)
+        for text in complaints_of(reader):
+            _say(f"{reader.path}: {for_terminal(text)}")
+        return exit_code("pmgraph", reader, files)
 
 
 def _show_together(
@@ -257,6 +270,8 @@ def _draw(
             "use -o FILE.png (or .svg, .pdf), or -T for text",
         )
     bins = terminal.BINS if in_terminal else figure.BINS
+    if output is not None:
+        bins = figure.bins_of(output, asked["size"])
     pages, notes = build(bins)
     for note in notes:
         _say(note)

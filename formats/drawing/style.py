@@ -144,8 +144,25 @@ def import_matplotlib() -> Any:
     here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.chdir("/")
-        import matplotlib.figure
+        _import_without_docs()
     finally:
         os.fchdir(here)
         os.close(here)
+    import matplotlib
+
     return matplotlib
+
+
+def _import_without_docs() -> None:
+    """It takes matplotlib 0.2 s, a third of its import, to write docstrings of artists' set()."""
+    from matplotlib.artist import Artist
+
+    name = "_update_set_signature_and_docstring"
+    write_docs = vars(Artist).get(name)
+    if write_docs is not None:
+        setattr(Artist, name, classmethod(lambda cls: None))
+    try:
+        import matplotlib.figure  # noqa: F401
+    finally:
+        if write_docs is not None:
+            setattr(Artist, name, write_docs)

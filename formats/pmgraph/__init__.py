@@ -3,5 +3,5 @@
 
 __all__ = [
     "connections", "figure", "gaps", "options", "pages", "quantities", "sequence_pages",
-    "terminal", "text", "together", "xgraph", "xplot",
+    "sequence_reading", "terminal", "text", "together", "xgraph", "xplot",
 ]  # fmt: skip

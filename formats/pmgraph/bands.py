@@ -17,6 +17,8 @@ _LOOKS = {
     "Loss": (6, ""),
 }  # fmt: skip
 """Numbers of PALETTE, and hatching."""
+_MOST_ARROWS = 300
+"""Segments that have arrows at their ends: those of more would be one blot."""
 
 
 def draw_bands(axes: Axes, panel: Panel) -> None:
@@ -38,12 +40,25 @@ def draw_bars(axes: Axes, line: Line, look: dict[str, Any]) -> None:
     look = look | {"gid": "segments"}
     again = line.label == "sent again"
     colour = PALETTE[1] if again else "0.35"
+    few = len(line.times) <= _MOST_ARROWS
     axes.vlines(line.times, line.values, line.upper, linewidth=1.6 if again else 1.0,
                 color=colour, zorder=2.8 if again else 2.4, gid="segments",
                 label=None if again else look["label"])  # fmt: skip
+    ends: dict[str, Any] = {"linestyle": "none", "color": colour, "markeredgewidth": 0,
+                            "gid": "segments"}  # fmt: skip
+    if few:  # arrows at both ends, as tcptrace has them
+        for heights, marker in ((line.values, 7), (line.upper, 6)):
+            axes.plot(line.times, heights, marker=marker, markersize=2.5, zorder=2.4, **ends)
     if again:
-        axes.plot(line.times, line.upper, "v", color=colour, markersize=3.5, zorder=2.9,
-                  markeredgewidth=0, label=look["label"], gid="segments")  # fmt: skip
+        axes.plot(line.times, line.upper, marker=_letter() if few else "v", zorder=2.9,
+                  markersize=14 if few else 3.5, label=look["label"], **ends)  # fmt: skip
+
+
+def _letter() -> Any:
+    """An R above its place."""
+    from matplotlib.textpath import TextPath
+
+    return TextPath((-0.3, 0.2), "R", size=1)
 
 
 def fit_sequence(axes: Axes, panel: Panel) -> None:

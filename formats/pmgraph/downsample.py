@@ -1,15 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The points of a curve, thinned to what pixels show."""
+"""Thins a curve: for each pixel column it keeps the first, last, least and greatest value.
+
+    index      0 1 2 3 4 | 5 6 7
+    value      2 3 4 1 3 | 2 3 2
+    column     0 0 0 0 0 | 1 1 1      starts: 0, 5
+    kept       2 1 4   3 | 2 3 2      the least and the greatest one at the time of the first
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tcpkmon.formats.base.thinning import bins_of, thin
+from tcpkmon.formats.base.thinning import bins_of, starts_of
 from tcpkmon.formats.pmgraph.arrays import Array
 
 _KEPT_PER_BIN = 4
 _SLACK = 6
+
+
+def reduce_points(
+    times: Array, values: Array, limits: tuple[float, float], bins: int
+) -> tuple[Array, Array]:
+    """Points in order that look the same as all points in `bins` pixel columns.
+
+    times: (n,) seconds, ascending, within limits. values: (n,).
+    """
+    starts = starts_of(bins_of(times, *limits, bins))
+    lasts = np.r_[starts[1:], len(times)] - 1
+    first, last = values[starts], values[lasts]
+    least, most = (extreme.reduceat(values, starts) for extreme in (np.minimum, np.maximum))
+    kept = np.ones((len(starts), _KEPT_PER_BIN), np.bool_)
+    kept[:, 1] = least < np.minimum(first, last)
+    kept[:, 2] = most > np.maximum(first, last)
+    kept[:, 3] = lasts > starts
+    at = times[starts]
+    return (np.stack([at, at, at, times[lasts]], axis=1)[kept],
+            np.stack([first, least, most, last], axis=1)[kept])  # fmt: skip
 
 
 class Curve:
@@ -48,7 +74,10 @@ class Curve:
         if not len(times):
             return
         self.records += len(times)
-        self._pieces.append((times, values.astype(np.float64)))
+        values = values.astype(np.float64)
+        if len(times) > self._bins and not (times[1:] < times[:-1]).any():
+            times, values = reduce_points(times, values, self._limits, self._bins)
+        self._pieces.append((times, values))
         self._held += len(times)
         if self._held > self._bins * _KEPT_PER_BIN * _SLACK:
             self._thin()
@@ -75,7 +104,5 @@ class Curve:
         return times, values
 
     def _thin(self) -> None:
-        times, values = self._joined()
-        kept = thin(bins_of(times, *self._limits, self._bins), values[np.newaxis])
-        self._pieces = [(times[kept], values[kept])]
-        self._held = len(kept)
+        self._pieces = [reduce_points(*self._joined(), self._limits, self._bins)]
+        self._held = len(self._pieces[0][0])

@@ -32,7 +32,7 @@ from tcpkmon.formats.pmgraph.marks import mark_events, shade_losses, shade_off
 from tcpkmon.formats.pmgraph.pages import Page, Panel
 
 BINS = 2000
-"""Pixel columns for which curves are thinned: more than any output has."""
+"""Pixel columns for which curves are thinned, where the output can be made larger."""
 
 _WIDTH_INCHES = 7.2
 _CHARACTERS = 50
@@ -55,6 +55,13 @@ def save(
             _save_pdf(pages, out, size)
             return
         write_figure(_sized(draw(pages), size), kind, out)
+
+
+def bins_of(path: Path, size: tuple[int, int] | None) -> int:
+    """The pixel columns for which curves are thinned."""
+    if path.suffix.lower() != ".png":
+        return BINS
+    return size[0] if size is not None else int(_WIDTH_INCHES * DPI)
 
 
 def has_window() -> bool:
@@ -158,7 +165,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     panel, names = panel.with_names(_MOST_NAMED)
     for index, line in enumerate(panel.lines):
         look = {
-            "color": PALETTE[index % len(PALETTE)],
+            "color": PALETTE[(index if line.colour < 0 else line.colour) % len(PALETTE)],
             "label": _legend_text(line.label),
             "zorder": 2.5 - index / 1000,  # the first one is on top
             "gid": "curve",

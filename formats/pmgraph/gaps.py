@@ -75,7 +75,7 @@ def find_spans(capture: Capture, seconds: Seconds, resolution_s: float) -> Spans
         pair = times[after - 1], times[after]
         begin = np.concatenate([begin, np.minimum(*pair)])
         end = np.concatenate([end, np.maximum(*pair)])
-        begin, end = _merge(begin, end, resolution_s)
+        begin, end = merge(begin, end, resolution_s)
     return Spans(begin, end, missing)
 
 
@@ -100,7 +100,8 @@ def _groups(capture: Capture) -> Iterator[list[Gap]]:
         yield list(gaps)
 
 
-def _merge(begin: Array, end: Array, resolution_s: float) -> tuple[Array, Array]:
+def merge(begin: Array, end: Array, resolution_s: float) -> tuple[Array, Array]:
+    """Spans by time, those closer to each other than this as one. There is one at least."""
     order = np.argsort(begin, kind="stable")
     begin, end = begin[order], np.maximum.accumulate(end[order])
     starts = np.flatnonzero(np.r_[True, begin[1:] > end[:-1] + resolution_s])

@@ -38,6 +38,8 @@ class Line:
     connection: int
     upper: Array | None = None
     """(n,) the upper ends where it is bars from `values` up, else None"""
+    colour: int = -1
+    """its number in the palette; -1: that of its place"""
 
     def heights_at(self, times: Array) -> Array:
         """The values of the steps at these times (before the first step: its value)."""
@@ -71,8 +73,9 @@ class Panel:
     """what it shows in place of lines"""
 
     def anchor_line(self, connection: int) -> Line | None:
-        """The line on which a connection's events are marked: its first one with points."""
-        lines = (one for one in self.lines if one.connection == connection and len(one.times))
+        """The line on which a connection's events are marked: its first one that is no bars."""
+        lines = (one for one in self.lines
+                 if one.connection == connection and len(one.times) and one.upper is None)
         return next(lines, None)
 
     def with_names(self, most: int) -> tuple[Panel, list[str]]:

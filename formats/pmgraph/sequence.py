@@ -10,20 +10,18 @@ one by its distance from the record before: so 2^32 may be passed any number of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from tcpkmon.formats.analysis.why import ahead_of
+from tcpkmon.formats.analysis.why import Source, ahead_of
 from tcpkmon.formats.base.thinning import bins_of, starts_of
 from tcpkmon.formats.pmgraph.arrays import Array, Columns
-from tcpkmon.formats.pmgraph.clock import Seconds
-from tcpkmon.formats.pmgraph.connections import Connection, read_chunks
 from tcpkmon.formats.pmgraph.downsample import Curve
-from tcpkmon.formats.psc.reader import Capture
 
-NEEDED = ("location", "callvalue", "state", "snd_una", "snd_max", "mss")
+NEEDED = (
+    "conn_id", "location", "callvalue", "lport", "rport", "state", "snd_una", "snd_max", "mss",
+)  # fmt: skip
 """What a capture must have."""
 WANTED = (
     "snd_fack", "snd_wnd", "snd_cwnd_segs", "packets_out", "sacked_out", "lost_out", "retrans_out",
@@ -31,6 +29,7 @@ WANTED = (
     "ca_state",
 )  # fmt: skip
 """What it draws more of where the capture has it."""
+MARKED = ("RTO", "LOSS_PROBE", "ZERO_WINDOW_PROBE", "CWND_UNDO", "RESET_SENT", "RESET_RECEIVED")
 _SYN_SENT, _CLOSE = 2, 7
 _NO_RTT = (1 << 32) - 1
 _TIMES_OF_BINS = 8
@@ -73,8 +72,9 @@ class Bars:
 
 @dataclass
 class Sequence:
-    """One connection. curves: by name; bars: `sent`, `again` and `received`. events: by location,
-    times in s. limits: the seconds that are drawn. records: how many are in them."""
+    """One connection. curves: by name; bars: `sent`, `again` and `received`. events: of MARKED,
+    times in s. limits: the seconds that are drawn. records: how many are in them. has_transmit:
+    whether each segment that is sent is a bar; else one is what was sent between two records."""
 
     curves: dict[str, Curve]
     bars: dict[str, Bars]
@@ -82,6 +82,7 @@ class Sequence:
     limits: tuple[float, float]
     records: int = 0
     thinned: bool = False
+    has_transmit: bool = False
 
 
 class _Unwrapped:
@@ -104,14 +105,15 @@ class _Unwrapped:
 class Reading:
     """Reads one connection; chunk by chunk, in memory that depends on the bins."""
 
-    def __init__(self, names: Mapping[int, str], limits: tuple[float, float], bins: int,
+    def __init__(self, source: Source, limits: tuple[float, float], bins: int,
                  zoom: tuple[float, float] | None) -> None:  # fmt: skip
-        self._names, self._bins = names, bins
-        self._zoom = zoom
+        self._codes, self._bins, self._zoom = source.location_codes(), bins, zoom
         self._una, self._rcv = _Unwrapped(), _Unwrapped()
         self._sent_to: int | None = None
         self._again = 0
-        self.found = Sequence({}, {}, {}, zoom or limits)
+        told = source.locations()
+        self.found = Sequence({}, {}, {}, limits,
+                              has_transmit=told is not None and "TRANSMIT" in told)  # fmt: skip
         for name in ("sent", "again", "received"):
             self.found.bars[name] = Bars(self.found.limits, bins)
 
@@ -121,22 +123,28 @@ class Reading:
         rows = np.flatnonzero((state != _SYN_SENT) & (state != _CLOSE))
         if not len(rows):
             return
-        columns = {name: values[rows] for name, values in columns.items()}
-        times = times[rows]
+        if len(rows) < len(times):
+            columns = {name: columns[name][rows] for name in (*NEEDED, *WANTED) if name in columns}
+            times = times[rows]
         begin, end = self.found.limits
         self.found.records += int(((times >= begin) & (times <= end)).sum())
         self._add_sent(columns, times)
         if "rcv_nxt" in columns:
             self._add_received(columns, times)
         self._add_companions(columns, times)
-        for code in np.unique(columns["location"]).tolist():
-            name = self._names.get(code, "")
-            at = times[columns["location"] == code]
+        for name in MARKED:
+            at = times[self._is(columns, name)]
             self.found.events.setdefault(name, []).append(at[(at >= begin) & (at <= end)])
 
+    def finish(self) -> Sequence:
+        """What was read."""
+        found = self.found
+        found.thinned = found.records > 4 * self._bins or any(
+            one.merged for one in found.bars.values())
+        return found
+
     def _is(self, columns: Columns, name: str) -> Array:
-        codes = [code for code, one in self._names.items() if one == name]
-        found: Array = np.isin(columns["location"], codes)
+        found: Array = columns["location"] == self._codes.get(name, -1)
         return found
 
     def _put(self, name: str, times: Array, values: Array) -> None:
@@ -164,8 +172,14 @@ class Reading:
         highest = np.maximum.accumulate(np.maximum(sent, self._sent_to))
         before = np.r_[self._sent_to, highest[:-1]]
         self._sent_to = int(highest[-1])
-        grew = highest > before
-        self.found.bars["sent"].add(times[grew], before[grew], highest[grew])
+        if self.found.has_transmit and "seg_seq" in columns and "seg_len" in columns:
+            rows = np.flatnonzero(self._is(columns, "TRANSMIT") & (columns["seg_len"] > 0))
+            begins = una[rows] + ahead_of(columns["seg_seq"][rows].astype(np.uint32), una32[rows])
+            rows, begins = rows[begins >= sent[rows]], begins[begins >= sent[rows]]
+            self.found.bars["sent"].add(times[rows], begins, begins + columns["seg_len"][rows])
+        else:
+            grew = np.flatnonzero(highest > before)
+            self.found.bars["sent"].add(times[grew], before[grew], highest[grew])
         again = np.zeros(len(times), np.int64)
         if "seg_seq" in columns and "seg_len" in columns:
             rows = np.flatnonzero(self._is(columns, "RETRANSMIT"))
@@ -213,36 +227,3 @@ class Reading:
                 self._put("min_rtt", times[known], least)
                 queued = np.maximum(wide["srtt_us"][known] / 1e6 - least, 0)
                 self._put("queueing", times[known], queued)
-
-
-def read_sequence(
-    capture: Capture, connection: Connection, seconds: Seconds, bins: int,
-    zoom: tuple[float, float] | None = None,
-) -> Sequence:  # fmt: skip
-    """The connection's sequence numbers over time. The capture has NEEDED as integers."""
-    has = capture.columns_by_name
-    wanted = [name for name in (*NEEDED, *WANTED) if name in has and has[name].is_integer]
-    ends = (float(seconds.at(row, row + 1)[0])
-            for row in (connection.first_row, connection.last_row))  # fmt: skip
-    begin, end = sorted(ends)
-    names = {code: capture.location_name(code) for code in range(224)}
-    reading = Reading(names, (begin, end), bins, zoom)
-    for columns, groups in read_chunks(capture, [connection], {*wanted, seconds.column}):
-        times = seconds.of(columns)
-        for _, rows in groups:
-            reading.add({name: columns[name][rows] for name in wanted}, times[rows])
-    found = reading.found
-    found.thinned = found.records > 4 * bins or any(one.merged for one in found.bars.values())
-    return found
-
-
-def first_event(capture: Capture, connection: Connection, seconds: Seconds, name: str
-                ) -> float | None:  # fmt: skip
-    """The time of the connection's first record of a location, None where it has none."""
-    codes = [code for code in range(224) if capture.location_name(code) == name]
-    for columns, groups in read_chunks(capture, [connection], {"location", seconds.column}):
-        for _, rows in groups:
-            hits = rows[np.isin(columns["location"][rows], codes)]
-            if len(hits):
-                return float(seconds.of(columns)[hits[0]])
-    return None

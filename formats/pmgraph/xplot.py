@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.files import create_file
 from tcpkmon.formats.pmgraph.arrays import Array
 from tcpkmon.formats.pmgraph.options import Selection
-from tcpkmon.formats.pmgraph.sequence_pages import Drawn, broken, read_drawn
-from tcpkmon.formats.psc.reader import Capture
+from tcpkmon.formats.pmgraph.sequence_pages import broken
+from tcpkmon.formats.pmgraph.sequence_reading import Drawn, read_drawn
 
 _BINS = 20_000
 """xplot zooms, so that it gets more than a picture."""
@@ -30,11 +31,11 @@ _RECEIVED = ("rcv_nxt", "rcv_window", "received")
 
 
 def write_xplot(
-    capture: Capture, selection: Selection, path: Path, around: str = "", force: bool = False
+    source: Source, selection: Selection, path: Path, around: str = "", force: bool = False
 ) -> list[str]:
     """Write FILE, the direction with more data; of several connections FILE's name gets a number.
     Returns notes."""
-    drawn, notes, _ = read_drawn(capture, selection, _BINS, around)
+    drawn, notes = read_drawn(source, selection, _BINS, around)
     for number, one in enumerate(drawn, 1):
         to = path if len(drawn) == 1 else path.with_stem(f"{path.stem}-{number}")
         with create_file(to, force=force) as out:

@@ -96,8 +96,9 @@ def unsent(end: socket.socket) -> int:
 
 
 def both(
-    folder: Path, bottleneck: Bottleneck | None = None, address: str = "10.77.0.2"
-) -> Both:
+    folder: Path, bottleneck: Bottleneck | None = None, address: str = "10.77.0.2",
+    size: int = BYTES,
+) -> Both:  # fmt: skip
     packets = {"a": folder / "a.pcap", "b": folder / "b.pcap"}
     with Lab(bottleneck) as lab, listening(lab.b, address) as listener:
         listener.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 4 * BYTES)
@@ -105,7 +106,7 @@ def both(
             with dumping(lab.a, packets["a"]), dumping(lab.b, packets["b"]):
                 pair = join(lab.a, listener, address)
                 port = pair.client_port
-                transfer(pair)
+                transfer(pair, size)
                 pair.close()
                 time.sleep(0.2)
             outcome = run.stop()

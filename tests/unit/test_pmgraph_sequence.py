@@ -8,18 +8,24 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 from pmgraph_capture import CLASSIC, FURTHER, RETRANSMIT, RTO, Builder
 
+from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.commands.pmgraph import command
 from tcpkmon.formats.pmgraph import terminal
+from tcpkmon.formats.pmgraph.gaps import Spans
 from tcpkmon.formats.pmgraph.options import Selection
-from tcpkmon.formats.pmgraph.sequence import Bars
-from tcpkmon.formats.pmgraph.sequence_pages import bands_of, build_sequence, read_drawn
-from tcpkmon.formats.psc.reader import open_capture
+from tcpkmon.formats.pmgraph.sequence import Bars, Reading
+from tcpkmon.formats.pmgraph.sequence_pages import broken, build_sequence
+from tcpkmon.formats.pmgraph.sequence_reading import BandTally, open_source, read_drawn
+from tcpkmon.formats.registry import open_files
+from tests.kept.make import unpack
 
 MSS = 1000
 FIRST = 2**32 - 20 * MSS
@@ -58,8 +64,8 @@ def run(path: Path, *args: str) -> int:
 
 
 def test_numbers_are_unwrapped(path: Path) -> None:
-    with open_capture(path) as capture:
-        [drawn], _, _ = read_drawn(capture, Selection(), 1000)
+    with open_files(path) as capture:
+        [drawn], _ = read_drawn(open_source(capture), Selection(), 1000)
     curves = {name: curve.points()[1] for name, curve in drawn.found.curves.items()}
     for name, ahead in (("acked", 0), ("sent", 5), ("cwnd", 10), ("window", 50), ("rcv_nxt", 0),
                         ("rcv_window", 30)):  # fmt: skip
@@ -73,8 +79,8 @@ def test_numbers_are_unwrapped(path: Path) -> None:
 
 
 def test_no_line_joins_what_is_lost(path: Path) -> None:
-    with open_capture(path) as capture:
-        [page], _ = build_sequence(capture, Selection(), 1000)
+    with open_files(path) as capture:
+        [page], _ = build_sequence(open_source(capture), Selection(), 1000)
     assert page.spans.missing == 7
     for panel in page.panels:
         for line in panel.lines:
@@ -84,17 +90,92 @@ def test_no_line_joins_what_is_lost(path: Path) -> None:
 
 
 def test_around_an_event_and_the_terminal(path: Path) -> None:
-    with open_capture(path) as capture:
-        [page], _ = build_sequence(capture, Selection(), 1000, "rto")
+    with open_files(path) as capture:
+        [page], _ = build_sequence(open_source(capture), Selection(), 1000, "rto")
     assert page.limits == pytest.approx((0.4, 0.7))
     text = "\n".join(terminal.draw_text([page], 100, ascii_only=True))
     assert "sent again" in text and "records lost" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("psc-plain", 0), ("psc-rotated", 0), ("klogger-plain", 0), ("klogger-rotated", 0),
+     ("klogger-lossy", 3), ("magnet-plain", 2), ("events-plain", 2)],
+)  # fmt: skip
+def test_any_capture(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, code: int
+) -> None:
+    unpack(name, tmp_path)
+    [capture] = tmp_path.iterdir()
+    out = tmp_path / "x.xpl"
+    assert run(capture, "--xplot", str(out)) == code
+    if code == 2:
+        assert "lacks what --sequence needs: conn_id" in capfd.readouterr().err
+        assert not out.exists()
+        return
+    lines = out.read_text().splitlines()
+    assert lines[-1] == "go" and sum(line.startswith("uarrow") for line in lines) > 2
+
+
+def test_a_log_says_what_the_file_of_one_says(tmp_path: Path) -> None:
+    """The same records, in a file and in a log for each CPU."""
+    written = []
+    for name in ("psc-plain", "klogger-plain"):
+        (tmp_path / name).mkdir()
+        unpack(name, tmp_path / name)
+        [capture] = (tmp_path / name).iterdir()
+        run(capture, "--xplot", str(tmp_path / f"{name}.xpl"))
+        written.append((tmp_path / f"{name}.xpl").read_text())
+    counts = [[text.count(word) for word in ("uarrow", "line")] for text in written]
+    assert counts[0] == counts[1]
+
+
+def test_losses_of_a_log_are_bands(tmp_path: Path) -> None:
+    """Where one CPU's records are missing nothing is joined, though the other's are there."""
+    unpack("klogger-lossy", tmp_path)
+    [path] = tmp_path.iterdir()
+    with open_files(path) as capture:
+        source = open_source(capture)
+        [drawn], _ = read_drawn(source, Selection(zoom=(0.0, 3600.0)), 100_000)
+        assert drawn.spans.missing == source.placed > 300
+    assert len(drawn.spans.begin) and (drawn.spans.end > drawn.spans.begin).all()
+    begin, end = drawn.spans.begin[0], drawn.spans.end[0]
+    times = np.array([begin - 1, begin, (begin + end) / 2, end, end + 1])
+    spans = Spans(drawn.spans.begin[:1], drawn.spans.end[:1], 1)
+    at, values = broken(times, np.arange(5), spans)
+    assert at.tolist() == [begin - 1, begin, begin, end, end + 1]
+    assert np.isnan(values).tolist() == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize("has_transmit", [True, False])
+def test_with_transmit_each_segment_is_a_bar(has_transmit: bool) -> None:
+    """The second one is sent again; without the location bars are what a record has more."""
+    told = {"RETRANSMIT": "", **({"TRANSMIT": ""} if has_transmit else {})}
+    source = SimpleNamespace(location_codes=lambda: {"RETRANSMIT": 2, "TRANSMIT": 19},
+                             locations=lambda: told)  # fmt: skip
+    reading = Reading(cast(Source, source), (0.0, 1.0), 100, None)
+    columns = {
+        "location": [19, 19, 19, 2, 19], "callvalue": [0] * 5, "state": [1] * 5,
+        "snd_una": [FIRST] * 5, "mss": [MSS] * 5, "seg_len": [MSS] * 5,
+        "snd_max": [FIRST, FIRST + 1000, FIRST + 2000, FIRST + 2000, FIRST + 2000],
+        "seg_seq": [FIRST, FIRST + 1000, FIRST + 1000, FIRST + 1000, FIRST + 2000],
+    }  # fmt: skip
+    reading.add({name: np.array(one) for name, one in columns.items()}, np.arange(5) / 10)
+    bars = {name: [part.tolist() for part in one.all()] for name, one in
+            reading.finish().bars.items()}  # fmt: skip
+    assert bars["again"] == [[0.3], [1000], [2000]]
+    if has_transmit:
+        assert bars["sent"] == [[0.0, 0.1, 0.4], [0, 1000, 2000], [1000, 2000, 3000]]
+    else:
+        assert bars["sent"] == [[0.1, 0.2], [0, 1000], [1000, 2000]]
+
+
 def test_bands_are_what_held_longest() -> None:
-    names = np.array(["cwnd", "app", "cwnd"])
-    bands = bands_of(names, np.array([0.0, 0.3, 0.31]), np.array([0.3, 0.31, 0.9]), (0.0, 1.0), 10)
-    [band] = bands
+    tally = BandTally((0.0, 1.0), 10)
+    tally.add("cwnd", np.array([0.0]), np.array([0.3]))
+    tally.add("app", np.array([0.3]), np.array([0.31]))
+    tally.add("cwnd", np.array([0.31]), np.array([0.9]))
+    [band] = tally.bands()
     assert band.name == "cwnd"
     assert [*band.begin, *band.end] == pytest.approx([0.0, 0.9])
 

@@ -9,7 +9,13 @@ from tcpkmon.formats.analysis.why.intervals import INTERVAL, Cutter, cut
 from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS, classify, in_flight
 from tcpkmon.formats.analysis.why.peers import Peers
 from tcpkmon.formats.analysis.why.receiving import RECEIVING, ahead_of
-from tcpkmon.formats.analysis.why.snapshots import NEEDED, Snapshots, Source
+from tcpkmon.formats.analysis.why.snapshots import (
+    NEEDED,
+    OF_RECEIVERS,
+    OPTIONAL,
+    Snapshots,
+    Source,
+)
 from tcpkmon.formats.analysis.why.tables import (
     as_arrow,
     as_frame,
@@ -33,6 +39,8 @@ __all__ = [
     "LIMITS",
     "NAMES",
     "NEEDED",
+    "OF_RECEIVERS",
+    "OPTIONAL",
     "RECEIVING",
     "Column",
     "Connection",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ from tcpkmon.formats.psc.reader import Capture
 from tcpkmon.formats.registry import open_files
 
 Array = NDArray[Any]
+Note = Callable[[Array, Array, Array], None]
+"""Takes (n,) begins, ends [ns] and numbers of what is missing."""
 SNAPSHOT = "SNAPSHOT"
 _CLOSE, _LISTEN = 7, 10
 NEEDED = (
@@ -72,20 +74,21 @@ class Source:
     """A capture that is read snapshot by snapshot; use `with`.
 
     path: of a capture, or a reader that is open, which stays open. more: of further segments of the
-    capture. Raises UsageError where it lacks
-    a column of NEEDED, FileError, DamagedError. reader.lost and reader.complete are known when all
-    snapshots were read.
+    capture. needed: columns, for `what`. Raises UsageError where it lacks one, FileError,
+    DamagedError. reader.lost and reader.complete are known when all snapshots were read.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | Reader, *more: str | os.PathLike[str]
-    ) -> None:
+        self, path: str | os.PathLike[str] | Reader, *more: str | os.PathLike[str],
+        needed: Sequence[str] = NEEDED, what: str = "what tells the limits of a connection",
+    ) -> None:  # fmt: skip
+        self._needed, self._what = needed, what
         self._is_ours = isinstance(path, (str, os.PathLike))
         self.reader: Any = path
         if isinstance(path, (str, os.PathLike)):
             self.reader = open_files(path, *more)
         self.names: Sequence[str] = ()
-        """The columns that are read."""
+        """The columns that are read, which may be set: those that read() itself needs stay."""
         self.known: set[str] = set()
         """Those that the capture has."""
         self.placed = 0
@@ -122,16 +125,38 @@ class Source:
         else:
             known, usable = set(), False
         self.known = known
-        missing = [name for name in NEEDED if name not in known]
+        missing = [name for name in self._needed if name not in known]
         if missing or not usable:
             lacks = ", ".join(missing[:5]) or "time_ns"
             raise UsageError(
-                f"{reader.path} lacks what tells the limits of a connection: {lacks}"
+                f"{reader.path} lacks {self._what}: {lacks}"
                 f"{' and more' if len(missing) > 5 else ''}",
                 "capture the schema tcp with --columns default, full or all",
             )
-        more = (*OPTIONAL, *OF_RECEIVERS)
-        self.names = [*NEEDED, *(name for name in more if name in known)]
+        more = (*NEEDED, *OPTIONAL, *OF_RECEIVERS)
+        self.names = [*dict.fromkeys((*self._needed, *(one for one in more if one in known)))]
+
+    @property
+    def tells_limits(self) -> bool:
+        """Whether it has the columns of NEEDED."""
+        return self.known.issuperset(NEEDED)
+
+    @property
+    def start_ns(self) -> int | None:
+        """When the capture began, CLOCK_MONOTONIC; None where it does not tell."""
+        if isinstance(self.reader, Capture):
+            first = self.reader.mono_ns(0, 1)
+            return int(first[0]) if first is not None and len(first) else None
+        clock = self.reader.format.clock
+        return clock[0] if clock is not None else None
+
+    def location_codes(self) -> dict[str, int]:
+        """The numbers of the locations, by name."""
+        if isinstance(self.reader, Capture):
+            return {self.reader.location_name(code): code for code in range(223, -1, -1)}
+        field = self.reader.format.event(SNAPSHOT).find_field("location")
+        names = self.reader.format.enums.get(field.type if field is not None else "", {})
+        return {name: code for code, name in names.items()}
 
     def _settings(self) -> Any:
         if isinstance(self.reader, Capture):
@@ -169,19 +194,23 @@ class Source:
             told["netns_name"] = {key: one for key, one in spaces.items() if isinstance(one, str)}
         return told | ({"segment": number} if isinstance(number, int) else {})
 
-    def read(self) -> Iterator[Snapshots]:
-        """All snapshots with a connection, some ten thousand at a time."""
+    def read(self, note: Note | None = None) -> Iterator[Snapshots]:
+        """All snapshots with a connection, some ten thousand at a time.
+
+        note: gets where records are missing, ahead of the snapshots behind it.
+        """
         self.placed = 0
         if isinstance(self.reader, Capture):
-            return self._read_capture(self.reader)
+            return self._read_capture(self.reader, note)
         assert isinstance(self.reader, Logs)
-        return self._read_logs(self.reader)
+        return self._read_logs(self.reader, note)
 
-    def _read_capture(self, capture: Capture) -> Iterator[Snapshots]:
+    def _read_capture(self, capture: Capture, note: Note | None) -> Iterator[Snapshots]:
         numbered = capture.seq_column
         wanted = [*self.names, "time_ns", *([numbered.name] if numbered is not None else ())]
         losses = capture.count_losses()
         before = int(capture.seq(0, 1)[0]) - 1 if len(capture) else 0
+        last_ns: int | None = None
         for piece in capture.chunks():
             columns = capture.columns(wanted, piece.start, piece.stop)
             if numbered is None or losses is None:
@@ -193,14 +222,17 @@ class Source:
             times = columns.pop("time_ns").astype(np.int64)
             steps = np.diff(numbers, prepend=before) - 1
             lost = self.placed + np.cumsum(np.maximum(steps, 0))
+            if note is not None:
+                _tell(note, times, steps, last_ns)
+                last_ns = int(times[-1])
             before, self.placed = int(numbers[-1]), int(lost[-1])
             has_ports = (columns["lport"] | columns["rport"]) > 0
             is_record = _is_connection(columns) & (has_ports | ~is_control(columns["location"]))
             whole = Snapshots(columns, times, lost, numbers)
             yield whole if is_record.all() else whole.take(np.flatnonzero(is_record))
 
-    def _read_logs(self, logs: Logs) -> Iterator[Snapshots]:
-        gaps = _Gaps(len(logs.readers) > 1)
+    def _read_logs(self, logs: Logs, note: Note | None) -> Iterator[Snapshots]:
+        gaps = _Gaps(len(logs.readers) > 1, note)
         for batch in merge_logs(logs.readers, note=gaps.add):
             lost = self.placed + np.cumsum(gaps.before(batch))
             self.placed = int(lost[-1])
@@ -216,6 +248,14 @@ class Source:
                 batch.times_ns[at][keep].astype(np.int64),
                 lost[at][keep],
             )
+
+
+def _tell(note: Note, times_ns: Array, missing: Array, before_ns: int | None) -> None:
+    """Where records are missing: from the record before to the one behind, of one file."""
+    at = np.flatnonzero(missing > 0)
+    if len(at):
+        before = np.append(times_ns[0] if before_ns is None else before_ns, times_ns[:-1])[at]
+        note(np.minimum(before, times_ns[at]), np.maximum(before, times_ns[at]), missing[at])
 
 
 def _fits(name: str, length: int, is_number: bool) -> bool:
@@ -256,9 +296,10 @@ class _Gaps:
     by_cpu: each file is of one CPU; else there is one file.
     """
 
-    def __init__(self, by_cpu: bool) -> None:
-        self._by_cpu = by_cpu
+    def __init__(self, by_cpu: bool, note: Note | None) -> None:
+        self._by_cpu, self._note = by_cpu, note
         self._last: dict[int, int] = {}
+        self._last_ns: dict[int, int] = {}
         self._found: dict[int, list[Array]] = {}
 
     def add(self, batch: LogBatch) -> None:
@@ -268,6 +309,10 @@ class _Gaps:
         key, serials = self._key(batch.cpus[0]), batch.serials.astype(np.int64)
         missing = np.diff(serials, prepend=self._last.get(key, 0)) - 1
         self._last[key] = int(serials[-1])
+        if self._note is not None:
+            times = batch.times_ns.astype(np.int64)
+            _tell(self._note, times, missing, self._last_ns.get(key))
+            self._last_ns[key] = int(times[-1])
         at = np.flatnonzero(missing > 0)
         if len(at):
             some = np.stack([serials[at], missing[at]])
