@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
@@ -32,7 +32,7 @@ from tcpkmon.collector.plan.options import (
 from tcpkmon.collector.plan.recorder import Recorder, columns_for
 from tcpkmon.collector.plan.rotation import Rotation
 from tcpkmon.collector.writer.stream import STREAMS
-from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 from tcpkmon.formats.registry import FILE_FORMATS, FileFormat
 
 FORMATS = tuple(STREAMS)
@@ -180,9 +180,22 @@ def make_request(filters: Filters, given: Mapping[str, Any]) -> Request:
     for name, more in _OF_REQUESTS.items() if made.get("requests") else ():
         made[name] = f"{made.get(name) or 'default'},{more}"
     only = FILE_FORMATS[made.get("file_format", FORMATS[0])].schema
-    if made.setdefault("schemata", (only or "tcp",)) != ("tcp",):
+    schemata = made.setdefault("schemata", (only or "tcp",))
+    if schemata != ("tcp",) and not _extends_only(schemata):
         made.setdefault("file_format", next(n for n in FORMATS if FILE_FORMATS[n].schema is None))
+    elif "tcp" not in schemata:
+        made["schemata"] = ("tcp", *schemata)
     return Request(filters, **made)
+
+
+def _extends_only(schemata: Sequence[str]) -> bool:
+    """Whether they are tcp and what extends it. What is wrong with them is told later."""
+    from tcpkmon.collector.plan.schema_sources import extends_only
+
+    try:
+        return extends_only(schemata)
+    except TcpkmonError:
+        return False
 
 
 def check_request(request: Request) -> None:
@@ -216,11 +229,13 @@ def check_request(request: Request) -> None:
         if request.output == "-":
             raise UsageError("each dump is a file of its own", "name a folder: -o FOLDER")
     only, takes_own = request.format.schema, bool(request.format.fields)
-    if only is not None and request.schemata != (only,):
+    if only is not None and request.schemata != (only,) and not (
+        only == "tcp" and _extends_only(request.schemata)
+    ):
         from tcpkmon.collector.plan.schema_sources import shipped_names
 
         if not takes_own or {*request.schemata} & {*shipped_names()} - {only}:
-            own = " and a user's own" if takes_own else " alone"
+            own = " and a user's own" if takes_own else " and what extends it"
             what = f"{request.format.title} holds the schema {only}{own}"
             raise UsageError(what, "add --format klogger")
     if request.using and not request.format.holds_events:
