@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
@@ -181,21 +181,25 @@ def make_request(filters: Filters, given: Mapping[str, Any]) -> Request:
         made[name] = f"{made.get(name) or 'default'},{more}"
     only = FILE_FORMATS[made.get("file_format", FORMATS[0])].schema
     schemata = made.setdefault("schemata", (only or "tcp",))
-    if schemata != ("tcp",) and not _extends_only(schemata):
+    made["schemata"], of_tcp = _look_into(schemata)
+    if not of_tcp:
         made.setdefault("file_format", next(n for n in FORMATS if FILE_FORMATS[n].schema is None))
-    elif "tcp" not in schemata:
-        made["schemata"] = ("tcp", *schemata)
     return Request(filters, **made)
 
 
-def _extends_only(schemata: Sequence[str]) -> bool:
-    """Whether they are tcp and what extends it. What is wrong with them is told later."""
-    from tcpkmon.collector.plan.schema_sources import extends_only
+def _look_into(schemata: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
+    """The schemata, with tcp where one extends it; whether they are tcp and what extends it.
+
+    What is wrong with them is told later.
+    """
+    if schemata == ("tcp",):
+        return schemata, True
+    from tcpkmon.collector.plan.schema_sources import add_tcp, extends_only
 
     try:
-        return extends_only(schemata)
+        return add_tcp(schemata), extends_only(schemata)
     except TcpkmonError:
-        return False
+        return schemata, False
 
 
 def check_request(request: Request) -> None:
@@ -229,12 +233,11 @@ def check_request(request: Request) -> None:
         if request.output == "-":
             raise UsageError("each dump is a file of its own", "name a folder: -o FOLDER")
     only, takes_own = request.format.schema, bool(request.format.fields)
-    if only is not None and request.schemata != (only,) and not (
-        only == "tcp" and _extends_only(request.schemata)
-    ):
-        from tcpkmon.collector.plan.schema_sources import shipped_names
+    if only is not None and request.schemata != (only,):
+        from tcpkmon.collector.plan.schema_sources import extends_only, shipped_names
 
-        if not takes_own or {*request.schemata} & {*shipped_names()} - {only}:
+        others = {*request.schemata} & {*shipped_names()} - {only}
+        if others or not (takes_own or extends_only(request.schemata)):
             own = " and a user's own" if takes_own else " and what extends it"
             what = f"{request.format.title} holds the schema {only}{own}"
             raise UsageError(what, "add --format klogger")

@@ -134,13 +134,22 @@ def has_tcp(sources: Sequence[Source]) -> bool:
     return any(source.shipped and source.name == TCP for source in sources)
 
 
+def add_tcp(asked: tuple[str, ...]) -> tuple[str, ...]:
+    """These schemata, with the schema tcp where one extends it. The errors of find_sources()."""
+    extends = TCP not in asked and has_tcp(find_sources(_own(asked)))
+    return (TCP, *asked) if extends else asked
+
+
 def extends_only(asked: Sequence[str]) -> bool:
-    """Whether these schemata are the schema tcp, and users' that extend it. The errors of
-    find_sources()."""
-    own = [word for word in asked if word not in shipped_names()]
-    return not {*asked} - {*own} - {TCP} and all(
+    """Whether these schemata are tcp, and users' that extend it. The errors of find_sources()."""
+    own = _own(asked)
+    return {*asked} <= {*own, TCP} and all(
         source.extends for source in find_sources(own) if not source.shipped
     )
+
+
+def _own(asked: Sequence[str]) -> list[str]:
+    return [word for word in asked if word not in shipped_names()]
 
 
 def tcp_schema(sources: Sequence[Source]) -> Schema:
