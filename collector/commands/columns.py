@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tcpkmon.collector.plan.columns import EVENT, smallest_set
-from tcpkmon.collector.plan.schema_sources import find_sources, tcp_schema
+from tcpkmon.collector.plan.extension import tcp_schema
+from tcpkmon.collector.plan.schema_sources import find_sources
 from tcpkmon.formats.schema import field_type
 
 

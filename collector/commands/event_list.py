@@ -11,6 +11,7 @@ from tcpkmon.collector.linux.btf import Btf
 from tcpkmon.collector.loader.attach_trials import Declared, Probing
 from tcpkmon.collector.plan.columns import LOCATIONS
 from tcpkmon.collector.plan.event_layout import lay_out_sources
+from tcpkmon.collector.plan.extension import tcp_schema
 from tcpkmon.collector.plan.probes import find_probes, make_plan
 from tcpkmon.collector.plan.schema_sources import (
     TCP,
@@ -18,7 +19,6 @@ from tcpkmon.collector.plan.schema_sources import (
     has_tcp,
     made_events,
     read_texts,
-    tcp_schema,
 )
 from tcpkmon.formats.base.control import FIRST_CONTROL
 from tcpkmon.formats.schema import Schema

@@ -22,7 +22,8 @@ def command(columns: str, schemata: Sequence[str], texts: Sequence[str]) -> int:
     tcpkmon triggers 'srtt_us > 5 * min_rtt_us for 100ms' 'rto'
     tcpkmon triggers --schema sched 'SCHEDOUT and pid == 1'
     """
-    from tcpkmon.collector.plan.schema_sources import extends_only, find_sources, tcp_schema
+    from tcpkmon.collector.plan.extension import extends_only, tcp_schema
+    from tcpkmon.collector.plan.schema_sources import find_sources
 
     if not extends_only(schemata):
         return _of_events(schemata, texts)

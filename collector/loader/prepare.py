@@ -24,17 +24,12 @@ from tcpkmon.collector.plan.choice import check_budget, check_limits, choose
 from tcpkmon.collector.plan.columns import EVENT, Layout
 from tcpkmon.collector.plan.engine_config import Engine, make_engine
 from tcpkmon.collector.plan.event_layout import EventLayout, lay_out_sources, ring_dtype
+from tcpkmon.collector.plan.extension import tcp_schema
 from tcpkmon.collector.plan.filters import FILTER_MAP, FOLLOWING, Flag
 from tcpkmon.collector.plan.probes import Plan, address_lines, find_probes, make_plan, require_any
 from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.plan.schema_lint import read_checked
-from tcpkmon.collector.plan.schema_sources import (
-    TCP,
-    find_sources,
-    has_tcp,
-    read_texts,
-    tcp_schema,
-)
+from tcpkmon.collector.plan.schema_sources import TCP, find_sources, has_tcp, read_texts
 from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
 from tcpkmon.collector.ring.transport import Transport
 from tcpkmon.formats.base.errors import KernelError, PrivilegeError, UsageError

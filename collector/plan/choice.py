@@ -16,8 +16,9 @@ from tcpkmon.collector.plan.columns import (
     split_words,
 )
 from tcpkmon.collector.plan.event_layout import EventLayout, lay_out_sources
+from tcpkmon.collector.plan.extension import tcp_schema
 from tcpkmon.collector.plan.request import Request
-from tcpkmon.collector.plan.schema_sources import Source, find_sources, has_tcp, tcp_schema
+from tcpkmon.collector.plan.schema_sources import Source, find_sources, has_tcp
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.schema import Schema
 

@@ -9,16 +9,49 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from tcpkmon.collector.plan.columns import EVENT, LOCATIONS, SETS, load_schema
+from tcpkmon.collector.plan.columns import EVENT, LOCATIONS, SCHEMATA, SETS, load_schema
 from tcpkmon.collector.plan.probes import find_probes
-from tcpkmon.collector.plan.schema_sources import Source, blank_comments
+from tcpkmon.collector.plan.schema_sources import (
+    TCP,
+    Source,
+    blank_comments,
+    declarations,
+    find_sources,
+    has_tcp,
+    shipped_names,
+)
 from tcpkmon.collector.ring.points import FIRST_EVENT, FIRST_OWN
 from tcpkmon.formats.base.errors import Problem
 from tcpkmon.formats.psc.columns import LENGTH_MAX, NAME_BYTES, TIME_FIELDS
-from tcpkmon.formats.schema import Field, Member, Schema, field_type
+from tcpkmon.formats.schema import Field, Member, Schema, field_type, load
 
 _FILL = re.compile(r"^FILL\(\s*(\w+)\s*\)", re.MULTILINE | re.ASCII)
 _SET = re.compile(r"\b(?:SET|COPY)\(\s*(\w+)\s*,", re.ASCII)
+
+
+def add_tcp(asked: tuple[str, ...]) -> tuple[str, ...]:
+    """These schemata, with the schema tcp where one extends it. The errors of find_sources()."""
+    extends = TCP not in asked and has_tcp(find_sources(_own(asked)))
+    return (TCP, *asked) if extends else asked
+
+
+def extends_only(asked: Sequence[str]) -> bool:
+    """Whether these schemata are tcp, and users' that extend it. The errors of find_sources()."""
+    own = _own(asked)
+    return {*asked} <= {*own, TCP} and all(
+        source.extends for source in find_sources(own) if not source.shipped
+    )
+
+
+def _own(asked: Sequence[str]) -> list[str]:
+    return [word for word in asked if word not in shipped_names()]
+
+
+def tcp_schema(sources: Sequence[Source]) -> Schema:
+    """The schema tcp, with what those of the sources that extend it add. SchemaError."""
+    own = [source for source in sources if source.extends]
+    tcp = Source(TCP, SCHEMATA / f"{TCP}.conf", None, True)
+    return load(*declarations([tcp, *own])) if own else load_schema()
 
 
 def own_columns(schema: Schema) -> tuple[Field, ...]:

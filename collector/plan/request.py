@@ -194,7 +194,7 @@ def _look_into(schemata: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
     """
     if schemata == ("tcp",):
         return schemata, True
-    from tcpkmon.collector.plan.schema_sources import add_tcp, extends_only
+    from tcpkmon.collector.plan.extension import add_tcp, extends_only
 
     try:
         return add_tcp(schemata), extends_only(schemata)
@@ -234,7 +234,8 @@ def check_request(request: Request) -> None:
             raise UsageError("each dump is a file of its own", "name a folder: -o FOLDER")
     only, takes_own = request.format.schema, bool(request.format.fields)
     if only is not None and request.schemata != (only,):
-        from tcpkmon.collector.plan.schema_sources import extends_only, shipped_names
+        from tcpkmon.collector.plan.extension import extends_only
+        from tcpkmon.collector.plan.schema_sources import shipped_names
 
         others = {*request.schemata} & {*shipped_names()} - {only}
         if others or not (takes_own or extends_only(request.schemata)):

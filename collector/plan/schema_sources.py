@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tcpkmon.collector.linux.trusted_files import open_trusted
-from tcpkmon.collector.plan.columns import SCHEMATA, load_schema
+from tcpkmon.collector.plan.columns import SCHEMATA
 from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
 from tcpkmon.formats.base.errors import FileError, Problem, SchemaError, UsageError
 from tcpkmon.formats.base.limits import MOST_SCHEMA_BYTES
@@ -132,31 +132,6 @@ def find_sources(
 def has_tcp(sources: Sequence[Source]) -> bool:
     """Whether the schema tcp is among them, whose programs record snapshots."""
     return any(source.shipped and source.name == TCP for source in sources)
-
-
-def add_tcp(asked: tuple[str, ...]) -> tuple[str, ...]:
-    """These schemata, with the schema tcp where one extends it. The errors of find_sources()."""
-    extends = TCP not in asked and has_tcp(find_sources(_own(asked)))
-    return (TCP, *asked) if extends else asked
-
-
-def extends_only(asked: Sequence[str]) -> bool:
-    """Whether these schemata are tcp, and users' that extend it. The errors of find_sources()."""
-    own = _own(asked)
-    return {*asked} <= {*own, TCP} and all(
-        source.extends for source in find_sources(own) if not source.shipped
-    )
-
-
-def _own(asked: Sequence[str]) -> list[str]:
-    return [word for word in asked if word not in shipped_names()]
-
-
-def tcp_schema(sources: Sequence[Source]) -> Schema:
-    """The schema tcp, with what those of the sources that extend it add. SchemaError."""
-    own = [source for source in sources if source.extends]
-    tcp = Source(TCP, SCHEMATA / f"{TCP}.conf", None, True)
-    return load(*declarations([tcp, *own])) if own else load_schema()
 
 
 def load_schema_of(sources: Sequence[Source]) -> Schema:

@@ -14,8 +14,9 @@ from tcpkmon.collector.plan.columns import (
 )
 from tcpkmon.collector.plan.event_layout import lay_out_sources
 from tcpkmon.collector.plan.event_triggers import EventWatch, compile_event_triggers
+from tcpkmon.collector.plan.extension import tcp_schema
 from tcpkmon.collector.plan.request import Request
-from tcpkmon.collector.plan.schema_sources import find_sources, tcp_schema
+from tcpkmon.collector.plan.schema_sources import find_sources
 from tcpkmon.collector.plan.trigger_watch import Watch
 from tcpkmon.collector.plan.triggers import compile_triggers
 from tcpkmon.collector.session.summary import say

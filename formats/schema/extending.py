@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tcpkmon.formats.base.errors import Problem
-from tcpkmon.formats.schema.model import Enum, Event, Schema, Suggestions
+from tcpkmon.formats.schema.model import Arch, Enum, Event, LogLevel, Schema, Suggestions
 from tcpkmon.formats.schema.resolve import repeated
 
 
@@ -59,7 +59,8 @@ def _wrong(base: Schema, more: Schema, suggestions: Suggestions) -> Iterator[Pro
     yield from repeated("enum", more.enums)
     events = {event.name: event for event in base.events}
     enums = {enum.name: enum for enum in base.enums}
-    for other in (*more.loglevels, *more.arches):
+    others: list[LogLevel | Arch] = [*more.loglevels, *more.arches]
+    for other in others:
         message = f"expected events and enums alone in what extends '{base.name}'"
         yield other.position.problem(message)
     for position in more.using_positions:
