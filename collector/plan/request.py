@@ -237,8 +237,8 @@ def check_request(request: Request) -> None:
         from tcpkmon.collector.plan.extension import extends_only
         from tcpkmon.collector.plan.schema_sources import shipped_names
 
-        others = {*request.schemata} & {*shipped_names()} - {only}
-        if others or not (takes_own or extends_only(request.schemata)):
+        beside = {*request.schemata} & {*shipped_names()} - {only}
+        if beside or not (takes_own or extends_only(request.schemata)):
             own = " and a user's own" if takes_own else " and what extends it"
             what = f"{request.format.title} holds the schema {only}{own}"
             raise UsageError(what, "add --format klogger")
