@@ -259,6 +259,8 @@ def record_1988(said: Said) -> None:
     said.run("version", "translate", "--names", str(old.write(said.folder / "kernlog.dump.cpu0")))
     said.run("decode 1988", "decode", "--format", "json", "--merge",
              *map(str, sorted((said.folder / "scan").iterdir())))  # fmt: skip
+    types = re.findall(r'"type":"(\w+)"', said.texts["decode 1988"])
+    said.texts["scanned"] = f" {' '.join(sorted({*types}))} "
     said.run("flamegraph", "flamegraph", "scan")
 
 
