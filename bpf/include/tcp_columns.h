@@ -351,7 +351,16 @@ static __always_inline void fill_socket(const int direct, const int watched, str
     SET(probes_out, GET(icsk, icsk_probes_out));
     SET(pending, GET(icsk, icsk_pending));
     SET(ecn_flags, GET(tp, ecn_flags));
+    FILL_OWN(direct, watched, tp, entry);
 }
+
+/*
+ * FILL(name) { ... }: sets the columns of a user's schema that extends tcp. tp can be read by
+ * GET(); what it points to by READ(direct, ...).
+ */
+#define FILL(name)                                                                                 \
+    static __always_inline void name##_fill(const int direct, const int watched,                   \
+                                            struct tcp_sock *tp, u8 *entry)
 
 /* Fills the segment's columns; returns the value for callvalue. */
 static __always_inline u32 fill_segment(const int direct, const int watched, struct sk_buff *skb,

@@ -198,8 +198,10 @@ static __always_inline struct tcp_sock *full_socket(const int direct, const u32 
                                                     const struct socket_view *view,
                                                     struct klogger_slot *slot) {
     if (direct) {
-        /* Among the locations that read sockets directly, only RESET_SENT has mini sockets. */
-        return location != LOCATION_RESET_SENT || !view->mini ? AS_TCP(sk) : 0;
+        /* Among ours that read sockets directly, only RESET_SENT has mini sockets. */
+        int any = location == LOCATION_RESET_SENT || IS_OWN_LOCATION(location);
+
+        return !any || !view->mini ? AS_TCP(sk) : 0;
     }
     if ((flags & PACKET) || bpf_probe_read_kernel(slot->copy, sizeof(struct tcp_sock), sk))
         return 0;

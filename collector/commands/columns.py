@@ -10,15 +10,19 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from tcpkmon.collector.plan.columns import EVENT, load_schema, smallest_set
+from tcpkmon.collector.plan.columns import EVENT, smallest_set
+from tcpkmon.collector.plan.extension import tcp_schema
+from tcpkmon.collector.plan.schema_sources import find_sources
 from tcpkmon.formats.schema import field_type
 
 
 @click.command("columns")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def command(as_json: bool) -> int:
+@click.option("--schema", "schemata", multiple=True, metavar="FOLDER",
+              help="The columns of this schema too, which extends tcp.")
+def command(as_json: bool, schemata: tuple[str, ...]) -> int:
     """List the columns that --columns chooses from."""
-    schema = load_schema()
+    schema = tcp_schema(find_sources(schemata, trusted_only=False, text_needed=False))
     rows = [
         {
             "name": field.name,

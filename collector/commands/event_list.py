@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from tcpkmon.collector.linux.btf import Btf
 from tcpkmon.collector.loader.attach_trials import Declared, Probing
-from tcpkmon.collector.plan.columns import LOCATIONS, load_schema
+from tcpkmon.collector.plan.columns import LOCATIONS
 from tcpkmon.collector.plan.event_layout import lay_out_sources
+from tcpkmon.collector.plan.extension import tcp_schema
 from tcpkmon.collector.plan.probes import find_probes, make_plan
 from tcpkmon.collector.plan.schema_sources import (
     TCP,
@@ -20,6 +21,7 @@ from tcpkmon.collector.plan.schema_sources import (
     read_texts,
 )
 from tcpkmon.formats.base.control import FIRST_CONTROL
+from tcpkmon.formats.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ def list_events(
     sources = find_sources(schemata, trusted_only=os.geteuid() == 0)
     rows: list[Listed] = []
     if has_tcp(sources):
-        rows += _locations(control)
-    others = [source for source in sources if source.name != TCP or not source.shipped]
+        rows += _locations(tcp_schema(sources), control)
+    others = [one for one in sources if not one.extends and (one.name != TCP or not one.shipped)]
     layout = lay_out_sources(others)
     base = made_events(layout.schema)
     rows += [
@@ -59,10 +61,10 @@ def list_events(
     return _with_places(rows, read_texts(sources), Declared) if declared else rows
 
 
-def _locations(control: bool) -> list[Listed]:
+def _locations(schema: Schema, control: bool) -> list[Listed]:
     return [
         Listed(m.value, m.name, "extra" not in m.tags and m.value < FIRST_CONTROL, m.doc)
-        for m in load_schema().enum(LOCATIONS).members
+        for m in schema.enum(LOCATIONS).members
         if control or m.value < FIRST_CONTROL
     ]
 

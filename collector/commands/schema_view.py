@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tcpkmon.collector.plan.event_layout import EventLayout, Slot
+from tcpkmon.collector.plan.extension import own_columns, own_locations
 from tcpkmon.collector.plan.schema_sources import Source
-from tcpkmon.formats.schema import Enum, LogLevel, Place, format_schema
+from tcpkmon.formats.schema import Enum, Field, LogLevel, Member, Place, format_schema
 
 
 def text_lines(layout: EventLayout, made: Sequence[str]) -> Iterator[str]:
@@ -60,11 +61,19 @@ def describe(layout: EventLayout, sources: Sequence[Source], made: Sequence[str]
 
 
 def summary(source: Source, layout: EventLayout) -> str:
-    """One line: how many events a schema declares."""
+    """One line: how many events a schema declares, or what it adds to tcp."""
+    if source.extends:
+        columns = (f.name for f in own_columns(layout.schema) if _is_in(f, source))
+        locations = (m.name for m in own_locations(layout.schema) if _is_in(m, source))
+        return f"{source.name}: adds to {source.extends} {' '.join([*columns, *locations])}"
     mine = [slot for slot in layout.slots if slot.event.position.file == str(source.conf)]
     count = sum(slot in layout.logged for slot in mine)
     off = "" if count in (0, len(mine)) else f", {len(mine) - count} of them switched off by levels"
     return f"{source.name}: {len(mine)} event{'' if len(mine) == 1 else 's'}{off}"
+
+
+def _is_in(declared: Field | Member, source: Source) -> bool:
+    return declared.position.file == str(source.conf)
 
 
 def _logged(layout: EventLayout, slot: Slot, made: Sequence[str]) -> str:

@@ -22,19 +22,21 @@ def command(columns: str, schemata: Sequence[str], texts: Sequence[str]) -> int:
     tcpkmon triggers 'srtt_us > 5 * min_rtt_us for 100ms' 'rto'
     tcpkmon triggers --schema sched 'SCHEDOUT and pid == 1'
     """
-    if {*schemata} - {"tcp"}:
+    from tcpkmon.collector.plan.extension import extends_only, tcp_schema
+    from tcpkmon.collector.plan.schema_sources import find_sources
+
+    if not extends_only(schemata):
         return _of_events(schemata, texts)
     from tcpkmon.collector.plan.columns import (
         EVENT,
         choose_columns,
-        load_schema,
         locations_of,
         make_layout,
     )
     from tcpkmon.collector.plan.recorder import columns_for
     from tcpkmon.collector.plan.triggers import compile_triggers, explain
 
-    schema = load_schema()
+    schema = tcp_schema(find_sources(schemata))
     chosen = choose_columns(schema.event(EVENT), columns_for(columns, texts))
     layout = make_layout(schema, chosen, ())
     locations = locations_of(schema)

@@ -24,6 +24,7 @@ from tcpkmon.collector.plan.choice import check_budget, check_limits, choose
 from tcpkmon.collector.plan.columns import EVENT, Layout
 from tcpkmon.collector.plan.engine_config import Engine, make_engine
 from tcpkmon.collector.plan.event_layout import EventLayout, lay_out_sources, ring_dtype
+from tcpkmon.collector.plan.extension import tcp_schema
 from tcpkmon.collector.plan.filters import FILTER_MAP, FOLLOWING, Flag
 from tcpkmon.collector.plan.probes import Plan, address_lines, find_probes, make_plan, require_any
 from tcpkmon.collector.plan.request import Request
@@ -250,13 +251,14 @@ def decide(wish: Wish) -> Decided:
         )
     btf = KernelAnswers()
     layout = lay_out_sources(sources, wish.using, wish.data) if wish.klogger else None
-    locations, chosen = choose(wish.locations, has_tcp(sources), layout)
+    schema = tcp_schema(sources) if has_tcp(sources) else None
+    locations, chosen = choose(wish.locations, schema, layout)
     if layout is not None:
         _check_fields(layout, chosen, wish.fields)
     tcp = events = None
-    if has_tcp(sources):
+    if schema is not None:
         tcp = make_tcp_part(
-            locations, text, btf,
+            schema, locations, text, btf,
             columns=wish.columns, watch=wish.watch, connections=wish.connections,
             by_inode=wish.by_inode, existing=wish.existing, klogger=wish.klogger,
             sheds=wish.sheds,

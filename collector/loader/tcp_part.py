@@ -14,14 +14,15 @@ from tcpkmon.collector.plan.columns import (
     EVENT,
     Layout,
     choose_columns,
-    load_schema,
     locations_of,
     make_layout,
 )
+from tcpkmon.collector.plan.extension import find_fills
 from tcpkmon.collector.plan.probes import absent_columns
 from tcpkmon.collector.plan.tcp_codegen import Switches, snapshot_lines
 from tcpkmon.formats.base.control import EXISTING
 from tcpkmon.formats.psc.columns import CLASSIC
+from tcpkmon.formats.schema import Schema
 
 IDENTITY = ("state_change", "destroy", "accepted")
 """Probes that are always attached: they find the identities of connections and their owners."""
@@ -45,6 +46,8 @@ class TcpPart:
     existing: bool
     timer_address: int
     """Address of the function that all timers of a connection call; 0: unknown."""
+    fills: tuple[str, ...]
+    """Of users' schemata."""
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -72,10 +75,11 @@ class TcpPart:
     def lines(self) -> list[str]:
         """The C text."""
         symbols = {TIMER_FUNCTION: self.timer_address}
-        return snapshot_lines(self.layout, self.facts, self.switches, symbols)
+        return snapshot_lines(self.layout, self.facts, self.switches, symbols, self.fills)
 
 
 def make_tcp_part(
+    schema: Schema,
     locations: Sequence[str],
     text: str,
     btf: KernelAnswers,
@@ -88,12 +92,12 @@ def make_tcp_part(
     klogger: bool,
     sheds: bool = False,
 ) -> TcpPart:
-    """Chooses columns and finds those that this kernel lacks. text: the C text of the schemata.
+    """Chooses columns and finds those that this kernel lacks. schema: tcp, with what extends it.
+    text: the C text of the schemata.
 
     klogger: for a Klogger log, where the columns IN_HEAD are in the head of a record. sheds: a
     budget may leave out events.
     """
-    schema = load_schema()
     chosen = choose_columns(schema.event(EVENT), columns)
     if klogger:
         # Only logs need this import, which is slow.
@@ -121,4 +125,5 @@ def make_tcp_part(
         btf.struct_bytes("tcp_sock"),
         existing,
         btf.address_of(TIMER_FUNCTION),
+        find_fills(text),
     )

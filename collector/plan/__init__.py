@@ -10,6 +10,7 @@ __all__ = [
     "event_codegen",
     "event_layout",
     "event_triggers",
+    "extension",
     "filter_changes",
     "filters",
     "kernel_types",

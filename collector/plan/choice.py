@@ -16,20 +16,23 @@ from tcpkmon.collector.plan.columns import (
     split_words,
 )
 from tcpkmon.collector.plan.event_layout import EventLayout, lay_out_sources
+from tcpkmon.collector.plan.extension import tcp_schema
 from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.plan.schema_sources import Source, find_sources, has_tcp
 from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.schema import Schema
 
 
 def choose(
-    text: str | None, with_tcp: bool, events: EventLayout | None
+    text: str | None, tcp: Schema | None, events: EventLayout | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The locations of the schema tcp and the events of other schemata that --locations names."""
+    """The locations of the schema tcp and the events of other schemata that --locations names.
+
+    tcp: None: it is not captured."""
     logged = [slot.name for slot in events.logged] if events is not None else []
     if events is None or not logged:
-        return choose_locations(load_schema(), text), ()
-    schema = load_schema() if with_tcp else None
-    known = set(locations_of(schema)) if schema is not None else set()
+        return choose_locations(tcp or load_schema(), text), ()
+    known = set(locations_of(tcp)) if tcp is not None else set()
     if both := known & set(logged):
         raise UsageError(f"{min(both)} is an event and a location of the schema tcp", "rename it")
     ours, theirs = [], []
@@ -44,7 +47,7 @@ def choose(
             declared = any(slot.name == name for slot in events.slots)
             why = "its log level is not in use" if declared else "tcpkmon events lists them"
             raise UsageError(f"no such event to record: {name}", why)
-    locations = choose_locations(schema, ",".join(ours)) if schema is not None and ours else ()
+    locations = choose_locations(tcp, ",".join(ours)) if tcp is not None and ours else ()
     return locations, narrow(theirs, logged, logged, "event") if theirs else ()
 
 
@@ -72,11 +75,12 @@ def check_names(request: Request, find: Callable[..., tuple[Source, ...]] = find
     sources = find(request.schemata)
     holds_events = request.format.holds_events
     layout = lay_out_sources(sources, request.using, request.data) if holds_events else None
-    _, chosen = choose(request.locations, has_tcp(sources), layout)
+    tcp = tcp_schema(sources) if has_tcp(sources) else None
+    _, chosen = choose(request.locations, tcp, layout)
     check_limits((name for name, _ in request.limits), chosen)
-    if request.budget is not None and layout is not None and not has_tcp(sources):
+    if request.budget is not None and layout is not None and tcp is None:
         check_budget(chosen, layout)
-    if has_tcp(sources):
-        event = load_schema().event(EVENT)
+    if tcp is not None:
+        event = tcp.event(EVENT)
         choose_columns(event, request.stored_columns)
         choose_columns(event, ",".join(request.when_changed))

@@ -32,7 +32,7 @@ from tcpkmon.collector.plan.options import (
 from tcpkmon.collector.plan.recorder import Recorder, columns_for
 from tcpkmon.collector.plan.rotation import Rotation
 from tcpkmon.collector.writer.stream import STREAMS
-from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 from tcpkmon.formats.registry import FILE_FORMATS, FileFormat
 
 FORMATS = tuple(STREAMS)
@@ -180,9 +180,26 @@ def make_request(filters: Filters, given: Mapping[str, Any]) -> Request:
     for name, more in _OF_REQUESTS.items() if made.get("requests") else ():
         made[name] = f"{made.get(name) or 'default'},{more}"
     only = FILE_FORMATS[made.get("file_format", FORMATS[0])].schema
-    if made.setdefault("schemata", (only or "tcp",)) != ("tcp",):
+    schemata = made.setdefault("schemata", (only or "tcp",))
+    made["schemata"], of_tcp = _look_into(schemata)
+    if not of_tcp:
         made.setdefault("file_format", next(n for n in FORMATS if FILE_FORMATS[n].schema is None))
     return Request(filters, **made)
+
+
+def _look_into(schemata: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
+    """The schemata, with tcp where one extends it; whether they are tcp and what extends it.
+
+    What is wrong with them is told later.
+    """
+    if schemata == ("tcp",):
+        return schemata, True
+    from tcpkmon.collector.plan.extension import add_tcp, extends_only
+
+    try:
+        return add_tcp(schemata), extends_only(schemata)
+    except TcpkmonError:
+        return schemata, False
 
 
 def check_request(request: Request) -> None:
@@ -217,10 +234,12 @@ def check_request(request: Request) -> None:
             raise UsageError("each dump is a file of its own", "name a folder: -o FOLDER")
     only, takes_own = request.format.schema, bool(request.format.fields)
     if only is not None and request.schemata != (only,):
+        from tcpkmon.collector.plan.extension import extends_only
         from tcpkmon.collector.plan.schema_sources import shipped_names
 
-        if not takes_own or {*request.schemata} & {*shipped_names()} - {only}:
-            own = " and a user's own" if takes_own else " alone"
+        beside = {*request.schemata} & {*shipped_names()} - {only}
+        if beside or not (takes_own or extends_only(request.schemata)):
+            own = " and a user's own" if takes_own else " and what extends it"
             what = f"{request.format.title} holds the schema {only}{own}"
             raise UsageError(what, "add --format klogger")
     if request.using and not request.format.holds_events:

@@ -14,6 +14,7 @@ from pathlib import Path
 from tcpkmon.collector.linux.probe_kinds import KINDS
 from tcpkmon.collector.plan import counter_names
 from tcpkmon.collector.plan.columns import LOCATIONS, SCHEMATA
+from tcpkmon.collector.plan.extension import check_extensions
 from tcpkmon.collector.plan.probes import PROBE, SERVES
 from tcpkmon.collector.plan.schema_sources import (
     INCLUDES,
@@ -56,8 +57,9 @@ def check_sources(sources: Sequence[Source]) -> Checked:
     problems = [*partial.problems, *counter_names.check(schema.arches), *pasted]
     # A .conf of which nothing could be read would make every PROBE() a mistake.
     read = {event.position.file for event in schema.events}
+    read |= {str(source.conf) for source in sources if source.extends}
     if {problem.file for problem in partial.problems} <= read:
-        problems += check_probes(schema, text)
+        problems += [*check_probes(schema, text), *check_extensions(sources, schema, text)]
     return Checked(schema, text, tuple(problems[:MOST_SCHEMA_PROBLEMS]))
 
 
@@ -118,8 +120,8 @@ def _check_probe(
     for name, offset in _words(probe, 2):
         word = name.removeprefix(SERVES)
         if word not in events and word not in locations:
-            yield offset, (f"expected the name of an event, found unknown '{_short(word)}'"
-                           f"{suggestions.suggest(word, events)}")  # fmt: skip
+            near = suggestions.suggest(word, [*events, *locations])
+            yield offset, f"expected the name of an event, found unknown '{_short(word)}'{near}"
     if logs and not probe[2].split() and not locations:
         yield probe.start(2) - 1, "expected the events that the probe logs, found none"
     for word, offset in _words(probe, 3):

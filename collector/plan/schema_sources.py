@@ -20,7 +20,15 @@ from tcpkmon.collector.plan.columns import SCHEMATA
 from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
 from tcpkmon.formats.base.errors import FileError, Problem, SchemaError, UsageError
 from tcpkmon.formats.base.limits import MOST_SCHEMA_BYTES
-from tcpkmon.formats.schema import Schema, decode_text, load, read_text, schema_name, suggest
+from tcpkmon.formats.schema import (
+    Schema,
+    decode_text,
+    extended_by,
+    load,
+    read_text,
+    schema_name,
+    suggest,
+)
 
 BASE = "base"
 TCP = "tcp"
@@ -60,13 +68,15 @@ Read = Callable[[Path], str]
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a schema; text: its C file (base has none). read: how to read all of them."""
+    """The files of a schema; text: its C file (base has none). read: how to read all of them.
+    extends: the schema that it adds columns and locations to, or ''."""
 
     name: str
     conf: Path
     text: Path | None
     shipped: bool
     read: Read = field(default=read_text, compare=False, repr=False)
+    extends: str = ""
 
 
 class _TrustedFiles:
@@ -101,7 +111,8 @@ def find_sources(
     """
     found: dict[str, Source] = {}
     trusted = _TrustedFiles() if trusted_only else None
-    for word in (BASE, *asked):
+    words = [BASE, *asked]
+    for word in words:  # of which there may be one more
         source = _find(word, trusted, text_needed)
         before = found.setdefault(source.name, source)
         if before.conf != source.conf:
@@ -109,9 +120,13 @@ def find_sources(
                 f"two schemata are called '{source.name}': {before.conf} and {source.conf}",
                 "rename the files of one",
             )
+        if source.extends and TCP not in words:
+            words.append(TCP)
+    # What extends tcp uses what the C text of tcp defines.
+    sources = sorted(found.values(), key=lambda source: bool(source.extends))
     if trusted_only:
-        paste_texts(list(found.values()))
-    return tuple(found.values())
+        paste_texts(sources)
+    return tuple(sources)
 
 
 def has_tcp(sources: Sequence[Source]) -> bool:
@@ -271,7 +286,16 @@ def _find(word: str, trusted: _TrustedFiles | None, text_needed: bool) -> Source
             _exists(file, trusted.read)
         elif not file.is_file():
             raise UsageError(f"{file} is no regular file")
-    return source if trusted is None else replace(source, read=trusted.read)
+    source = source if trusted is None else replace(source, read=trusted.read)
+    try:
+        extends = extended_by(source.read(source.conf), str(source.conf))
+    except SchemaError:
+        return source  # it is told when the schema is loaded
+    if extends not in ("", TCP):
+        raise UsageError(
+            f"{source.conf} extends '{extends}': only the schema {TCP} can be extended"
+        )
+    return replace(source, extends=extends)
 
 
 def _pair(path: Path, text_needed: bool) -> Source:

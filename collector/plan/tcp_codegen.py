@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from tcpkmon.collector.linux.kernel_constants import Facts
 from tcpkmon.collector.plan.columns import LOCATIONS, Layout
-from tcpkmon.collector.ring.points import ROWS
+from tcpkmon.collector.plan.extension import own_columns
+from tcpkmon.collector.ring.points import FIRST_OWN, ROWS
 from tcpkmon.formats.base.errors import UsageError
 
 WATCHED_BYTES = 64
@@ -32,9 +33,11 @@ class Switches:
 
 
 def snapshot_lines(
-    layout: Layout, facts: Facts, switches: Switches, symbols: Mapping[str, int]
-) -> list[str]:
-    """C text for the schema tcp. `symbols`: kernel addresses by name, 0 where unknown."""
+    layout: Layout, facts: Facts, switches: Switches, symbols: Mapping[str, int],
+    fills: Sequence[str] = (),
+) -> list[str]:  # fmt: skip
+    """C text for the schema tcp. `symbols`: kernel addresses by name, 0 where unknown. fills: of
+    users' schemata, see extension.py."""
     defined = {
         "KLOGGER_ENTRY_SIZE": layout.entry_size,
         "LOCATION_ROWS": ROWS,
@@ -55,7 +58,8 @@ def snapshot_lines(
         defined["KLOGGER_SHEDS_UNCHANGED"] = 1
     lines = [f"#define {name} {value}" for name, value in defined.items()]
     watched = _place_watched(layout, switches.watch)
-    return [*lines, *_setters(layout, watched), *_watch(layout, watched)]
+    lines += [*_setters(layout, watched), *_watch(layout, watched)]
+    return [*lines, *_own_fill(layout, fills)]
 
 
 def _setters(layout: Layout, watched: Mapping[str, int]) -> list[str]:
@@ -90,6 +94,21 @@ def _setters(layout: Layout, watched: Mapping[str, int]) -> list[str]:
             f"#define KLOGGER_SET_{name}(v) do {{ if ({has}) {{ {stores} }} }} while (0)",
         ]
     return lines
+
+
+def _own_fill(layout: Layout, fills: Sequence[str]) -> list[str]:
+    """FILL_OWN(), which fills the columns of users' schemata: zeros, then what each FILL() sets."""
+    calls = [
+        f"{'COPY' if layout.is_string(field.name) else 'SET'}({field.name}, 0);"
+        for field in own_columns(layout.schema)
+    ]
+    parameters = "const int direct, const int watched, struct tcp_sock *tp, u8 *entry"
+    lines = [f"#define IS_OWN_LOCATION(at) ((at) >= {FIRST_OWN} && (at) < LOCATION_ROWS)"]
+    for name in fills:
+        lines.append(f"static __always_inline void {name}_fill({parameters});")
+        calls.append(f"{name}_fill(direct, watched, tp, entry);")
+    body = " ".join(calls)
+    return [*lines, f"#define FILL_OWN(direct, watched, tp, entry) do {{ {body} }} while (0)"]
 
 
 def _string_stores(at: str, offset: int, length: int) -> str:

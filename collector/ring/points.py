@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Points: the numbers under which programs record, count and switch locations and events.
 
-     1 .. 31                  32 .. 223                             226
-    +------------------------+-------------------------------------+----------+
-    | locations of schema tcp| events of klogger() of other schemas| EXISTING |
-    +------------------------+-------------------------------------+----------+
+     1 .. 25               26 .. 31        32 .. 223                        226
+    +---------------------+---------------+--------------------------------+----------+
+    | locations of schema | those of what | events of klogger() of other   | EXISTING |
+    | tcp                 | extends it    | schemas                        |          |
+    +---------------------+---------------+--------------------------------+----------+
 
 The kernel's ledger has a row of counters for each; row 0 is that of EXISTING. A record of an event
 has EVENT_HEAD_BYTES before its payload (collector/plan/event_layout.py draws it).
@@ -19,6 +20,8 @@ from tcpkmon.formats.base.control import EXISTING
 
 ROWS = 32
 """Rows of the ledger for locations. Events follow, by number."""
+FIRST_OWN = 26
+"""Of the locations that a user's schema adds to tcp: no tcpkmon will use these itself."""
 FIRST_EVENT = 32
 EVENT_HEAD_BYTES = 24
 

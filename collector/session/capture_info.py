@@ -15,10 +15,10 @@ from tcpkmon.collector.loader.capture_maps import Kernel
 from tcpkmon.collector.loader.following import descendants
 from tcpkmon.collector.loader.prepare import Prepared
 from tcpkmon.collector.loader.selftest_result import last_result
-from tcpkmon.collector.plan.columns import SCHEMATA
 from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.writer.capture_info import CaptureInfo
 from tcpkmon.collector.writer.note import Note
+from tcpkmon.formats.schema import format_schema
 
 
 def make_info(
@@ -49,7 +49,7 @@ def make_info(
         tcp=tcp.layout.schema if tcp else None,
         columns=tcp.layout.columns if tcp else (),
         entry_size=tcp.layout.entry_size if tcp else 0,
-        schema_text=(SCHEMATA / "tcp.conf").read_text() if tcp else "",
+        schema_text=format_schema(tcp.layout.schema) if tcp else "",
         page_bytes=tcp.facts.page_size if tcp else 0,
         schema=events.schema if events else None,
         events=[(slot.number, slot.event) for slot in events.slots] if events else (),

@@ -10,11 +10,11 @@ from tcpkmon.collector.plan.columns import (
     EVENT,
     choose_columns,
     choose_locations,
-    load_schema,
     make_layout,
 )
 from tcpkmon.collector.plan.event_layout import lay_out_sources
 from tcpkmon.collector.plan.event_triggers import EventWatch, compile_event_triggers
+from tcpkmon.collector.plan.extension import tcp_schema
 from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.plan.schema_sources import find_sources
 from tcpkmon.collector.plan.trigger_watch import Watch
@@ -50,8 +50,9 @@ def open_stream(request: Request) -> Stream:
 
 def _check(request: Request, texts: tuple[str, ...]) -> None:
     """ExpressionError for triggers that this capture cannot have, before anything is prepared."""
-    schema, tcp = load_schema(), None
-    if "tcp" in request.schemata:
+    sources = find_sources(request.schemata)
+    schema, tcp = tcp_schema(sources), None
+    if request.has_tcp:
         chosen = choose_columns(schema.event(EVENT), request.stored_columns)
         tcp = make_layout(schema, chosen, ())
     locations = choose_locations(schema, request.locations)
@@ -59,7 +60,6 @@ def _check(request: Request, texts: tuple[str, ...]) -> None:
         assert tcp is not None
         compile_triggers(texts, tcp, locations)
         return
-    sources = find_sources(request.schemata)
     events = lay_out_sources(sources, request.using, request.data)
     recorded = [*locations, *(slot.name for slot in events.logged)]
     size = max(events.entry_size, tcp.dtype.itemsize if tcp is not None else 0)

@@ -11,12 +11,14 @@ from tcpkmon.formats.schema.model import (
     Event,
     Field,
     LogLevel,
+    Member,
     Schema,
     Suggestions,
     suggest,
 )
 from tcpkmon.formats.schema.parser import (
     decode_text,
+    extended_by,
     load,
     load_partly,
     parse,
@@ -29,7 +31,8 @@ from tcpkmon.formats.schema.resolve import enabled_events
 from tcpkmon.formats.schema.types import field_type
 
 __all__ = [
-    "Arch", "Enum", "Event", "Field", "LogLevel", "Place", "Schema", "Suggestions", "comment_lines",
-    "decode_text", "enabled_events", "field_type", "format_schema", "load", "load_partly", "parse",
-    "place_fields", "read_text", "schema_name", "split_doc", "suggest",
+    "Arch", "Enum", "Event", "Field", "LogLevel", "Member", "Place", "Schema", "Suggestions",
+    "comment_lines", "decode_text", "enabled_events", "extended_by", "field_type", "format_schema",
+    "load", "load_partly", "parse", "place_fields", "read_text", "schema_name", "split_doc",
+    "suggest",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from tcpkmon.formats.base.limits import MOST_SCHEMA_PROBLEMS
 from tcpkmon.formats.schema.lexer import Token, tokens
 from tcpkmon.formats.schema.model import Position, nearest
 
-ITEMS = ("event", "fields", "enum", "loglevel", "using", "arch")
+ITEMS = ("event", "fields", "enum", "loglevel", "using", "arch", "extends")
 LEVEL_ITEMS = ("event", "include", "omit")
 KEYWORDS = frozenset({*ITEMS, *LEVEL_ITEMS})
 _CLOSES = {"{": "}", "<": ">"}

@@ -29,7 +29,7 @@ from tcpkmon.formats.schema.types import explain_unknown_type, is_type_name
 _MIN_VALUE, _MAX_VALUE = -(1 << 31), (1 << 31) - 1
 _COUNTER = re.compile(r"counter[1-9][0-9]{0,3}", re.ASCII)
 _INTEGER = re.compile(r"([-+]?)(?:0x([0-9a-f]{1,16})|(0[0-7]{0,22})|([1-9][0-9]{0,19}))", re.I)
-_ITEM = "'event', 'fields', 'enum', 'loglevel', 'using' or 'arch'"
+_ITEM = "'event', 'fields', 'enum', 'loglevel', 'using', 'arch' or 'extends'"
 _LEVEL_ITEM = "'event', 'include' or 'omit'"
 
 
@@ -49,6 +49,7 @@ class Grammar(Cursor):
         self._loglevels: list[LogLevel] = []
         self._arches: list[Arch] = []
         self._using: dict[str, Position] = {}
+        self._extends: Token | None = None
 
     def schema(self, name: str) -> Schema:
         """All declarations of the text, also the readable parts of wrong ones."""
@@ -65,12 +66,17 @@ class Grammar(Cursor):
             tuple(self._using),
             name,
             tuple(self._using.values()),
+            self._extends.text if self._extends else "",
+            self._extends.position if self._extends else Position(),
         )
 
     def _item(self) -> None:
         keyword = self._keyword(ITEMS, _ITEM)
         if keyword:
-            rules = (self._event, self._group, self._enum, self._loglevel, self._use, self._arch)
+            rules = (
+                self._event, self._group, self._enum, self._loglevel, self._use, self._arch,
+                self._extend,
+            )  # fmt: skip
             rules[ITEMS.index(keyword)]()
         elif self.peek().kind == "name":
             self.skip_item()
@@ -219,7 +225,7 @@ class Grammar(Cursor):
             if given is None:
                 self.expected(f"an integer after '{name.text} ='")
                 self.skip_line(name.line)
-                return Member(name.text, min(value, _MAX_VALUE))
+                return Member(name.text, min(value, _MAX_VALUE), position=name.position)
             self.advance()
             value = given
         if not _MIN_VALUE <= value <= _MAX_VALUE:
@@ -232,7 +238,7 @@ class Grammar(Cursor):
         if name.text in earlier:
             self.fail(name.position, f"expected a new name, found '{name.text}' again")
         doc, _, tags = split_doc(self.comments(start), has_unit=False)
-        return Member(name.text, value, doc, tags)
+        return Member(name.text, value, doc, tags, name.position)
 
     def _loglevel(self) -> None:
         start, block = self.index, self.open_block("loglevel", "<")
@@ -262,6 +268,17 @@ class Grammar(Cursor):
             if name.text in self._using:
                 self.fail(name.position, f"expected another log level, found '{name.text}' again")
             self._using[name.text] = name.position
+
+    def _extend(self) -> None:
+        line = self.advance().line
+        name = self.read_name("a schema's name")
+        if name is None:
+            self.skip_line(line)
+            return
+        self.skip_separator(name.line)
+        if self._extends is not None:
+            self.fail(name.position, f"expected one 'extends', found another, of '{name.text}'")
+        self._extends = self._extends or name
 
     def _arch(self) -> None:
         start, block = self.index, self.open_block("arch", "{")

@@ -10,7 +10,7 @@ import difflib
 import functools
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -80,6 +80,7 @@ class Member:
     value: int
     doc: str = ""
     tags: frozenset[str] = frozenset()
+    position: Position = field(default=_NOWHERE, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,8 @@ DATA_TAG = "data"
 class Schema:
     """All declarations of one or several schema files.
 
-    `events` holds every event in the order of the text, those within log levels too.
+    `events` holds every event in the order of the text, those within log levels too. extends: the
+    schema to which the fields and the members belong (extending.py); '' once they are there.
     """
 
     events: tuple[Event, ...] = ()
@@ -158,6 +160,8 @@ class Schema:
     using: tuple[str, ...] = ()
     name: str = field(default="", compare=False)
     using_positions: tuple[Position, ...] = field(default=(), compare=False, repr=False)
+    extends: str = ""
+    extends_position: Position = field(default=_NOWHERE, compare=False, repr=False)
 
     @functools.cached_property
     def enum_names(self) -> frozenset[str]:
@@ -183,13 +187,17 @@ class Schema:
             fields = tuple(field for field in event.fields if DATA_TAG not in field.tags)
             return event if len(fields) == len(event.fields) else replace(event, fields=fields)
 
+        return self.with_events(lean)
+
+    def with_events(self, change: Callable[[Event], Event]) -> Schema:
+        """This schema with what `change` makes of each event."""
         levels = (
             replace(level, items=tuple(
-                lean(item) if isinstance(item, Event) else item for item in level.items
+                change(item) if isinstance(item, Event) else item for item in level.items
             ))
             for level in self.loglevels
         )  # fmt: skip
-        return replace(self, events=tuple(map(lean, self.events)), loglevels=tuple(levels))
+        return replace(self, events=tuple(map(change, self.events)), loglevels=tuple(levels))
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

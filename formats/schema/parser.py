@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tcpkmon.formats.base.errors import FileError, Problem, SchemaError
 from tcpkmon.formats.base.limits import MOST_SCHEMA_BYTES
+from tcpkmon.formats.schema.extending import extend
 from tcpkmon.formats.schema.grammar import Grammar
 from tcpkmon.formats.schema.model import Field, Schema
 from tcpkmon.formats.schema.resolve import check, merge
@@ -64,11 +65,17 @@ def load_partly(
             continue
         schemata.append(one.schema)
         problems += one.problems
-    merged = merge(schemata)
-    problems += check(merged)
+    extended, found = extend(schemata)
+    merged = merge(extended)
+    problems += [*found, *check(merged)]
     order = {name: number for number, name in enumerate(files.values())}
     problems.sort(key=lambda problem: (order[problem.file], problem))
     return Partial(merged, tuple(problems))
+
+
+def extended_by(text: str, filename: str = "<schema>") -> str:
+    """The schema that this text extends, or ''."""
+    return _read(text, filename, {}).schema.extends
 
 
 def schema_name(path: str) -> str:

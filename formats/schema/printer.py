@@ -14,6 +14,8 @@ _INDENT = "    "
 def format_schema(schema: Schema) -> str:
     """The text of `schema`: ``parse`` of it equals `schema` (documentation in single spaces)."""
     blocks: list[list[str]] = []
+    if schema.extends:
+        blocks.append([f"extends {schema.extends};"])
     if schema.using:
         blocks.append([f"using {', '.join(schema.using)}"])
     blocks += [_arch(arch) for arch in schema.arches]

@@ -85,9 +85,9 @@ def check(schema: Schema) -> list[Problem]:
     """The wrong names in `schema` (at most MOST_SCHEMA_PROBLEMS): repeated, unknown or circular."""
     suggestions = Suggestions()
     problems = itertools.chain(
-        _repeated("event", schema.events),
-        _repeated("enum", schema.enums),
-        _repeated("log level", schema.loglevels),
+        repeated("event", schema.events),
+        repeated("enum", schema.enums),
+        repeated("log level", schema.loglevels),
         _repeated_arches(schema.arches),
         _wrong_types(schema, suggestions),
         _wrong_levels(schema, suggestions),
@@ -112,7 +112,8 @@ def enabled_events(schema: Schema) -> tuple[Event, ...]:
     )
 
 
-def _repeated(what: str, items: Sequence[Event | Enum | LogLevel | Arch]) -> Iterator[Problem]:
+def repeated(what: str, items: Sequence[Event | Enum | LogLevel | Arch]) -> Iterator[Problem]:
+    """The items whose name another one has before."""
     first: dict[str, Position] = {}
     for item in items:
         before = first.setdefault(item.name, item.position)
@@ -129,7 +130,7 @@ def _repeated_arches(arches: Sequence[Arch]) -> Iterator[Problem]:
     for arch in arches:
         before = first.setdefault(arch.name, arch)
         if before.position.file == arch.position.file:
-            yield from _repeated("arch", [before, arch])
+            yield from repeated("arch", [before, arch])
             continue
         for position, message in _contradictions(before, arch):
             where = f"{before.position.file}:{before.position.line}"

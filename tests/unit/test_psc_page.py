@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reno = Builder(tcpkmon=True, mods=1, masks={"snd_fack": 4})
     sawtooth(reno, 1055, 5050, 1)
     reno.write(made / "reno.pm")
+    shutil.copytree(ROOT / "docs" / "examples" / "wakeups", made / "wakeups")
     return made
 
 

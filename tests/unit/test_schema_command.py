@@ -65,8 +65,8 @@ def test_check_tells_all_mistakes_and_no_path_reaches_the_terminal_raw(
     out, err = capsys.readouterr()
     assert out == ""
     assert [line.replace(f"{folder}/", "") for line in err.splitlines()] == [
-        "tcpkmon: mine.conf:10:1: expected 'event', 'fields', 'enum', 'loglevel', 'using' or"
-        " 'arch', found '\\x1b'",
+        "tcpkmon: mine.conf:10:1: expected 'event', 'fields', 'enum', 'loglevel', 'using',"
+        " 'arch' or 'extends', found '\\x1b'",
         "tcpkmon: mine.conf:11:11: expected a type, found 'u8' (did you mean 'ushort'?)",
         "tcpkmon: mine.bpf.c:10:11: expected a header beside this file or of"
         f" {INCLUDES}, found 'x.h'",

@@ -103,7 +103,8 @@ def test_events_of_base_are_the_collectors() -> None:
 def test_probes_of_the_schema_tcp_name_locations_or_nothing() -> None:
     schema = load([source.conf for source in find_sources(["tcp"])])
     assert problems(f'PROBE(p, "RTO SYNRTO", {WAYS})', schema) == [
-        "s.bpf.c:1:15: expected the name of an event, found unknown 'SYNRTO'"
+        "s.bpf.c:1:15: expected the name of an event, found unknown 'SYNRTO' (did you"
+        " mean 'RTO'?)"
     ]
     assert problems(f'PROBE(p, "", {WAYS})', schema) == []
 

@@ -16,10 +16,11 @@ _MARKS = st.sampled_from(["{", "}", "<", ">", ";", ",", "=", "[", "-", "/*", "*/
 _WORDS = st.sampled_from(["evnt", "uint", "stringN", "string8", "A", "B", "x", "-1", "0x", "3com"])
 _PIECE = _MARKS | _WORDS | st.sampled_from(sorted(KEYWORDS | C_WORDS | {"counter1"}))
 
+_ITEM = "'event', 'fields', 'enum', 'loglevel', 'using', 'arch' or 'extends'"
 _MISTAKES = [
-    ("evnt A { int x }", "1:1: expected 'event', 'fields', 'enum', 'loglevel', 'using' or 'arch',"
+    ("evnt A { int x }", f"1:1: expected {_ITEM},"
      " found 'evnt' (did you mean 'event'?)"),
-    ("include one", "1:1: expected 'event', 'fields', 'enum', 'loglevel', 'using' or 'arch'"
+    ("include one", f"1:1: expected {_ITEM}"
      " ('include' belongs inside a loglevel), found 'include'"),
     ("event { int x }", "1:7: expected a name, found '{'"),
     ("event 3com { int x }", "1:7: expected a name, found '3com'"),
@@ -30,7 +31,7 @@ _MISTAKES = [
      " file"),
     ("event A {\n int x\nevent B { }", "3:1: expected a type or '}' (of event 'A', line 1),"
      " found 'event'"),
-    ("event A { } }", "1:13: expected 'event', 'fields', 'enum', 'loglevel', 'using' or 'arch',"
+    ("event A { } }", f"1:13: expected {_ITEM},"
      " found '}'"),
     ("event A { u32 x; }", "1:11: expected a type, found 'u32' (did you mean 'uint'?)"),
     ("event A { ulogn x }", "1:11: expected a type, found 'ulogn' (did you mean 'ulong'?)"),
@@ -122,8 +123,7 @@ _MISTAKES = [
      " again"),
     ("arch P { counter1 a; counter2 a }", "1:31: expected a new name, found 'a' again"),
     ("event A { } /* open", "1:13: expected '*/', found end of file"),
-    ("event A { } \u00e9", "1:13: expected 'event', 'fields', 'enum', 'loglevel', 'using' or"
-     " 'arch', found '\u00e9'"),
+    ("event A { } \u00e9", f"1:13: expected {_ITEM}, found '\u00e9'"),
 ]  # fmt: skip
 
 
