@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,7 @@ from tcpkmon.collector.session.status_line import Status
 from tcpkmon.collector.session.stop_signals import Stopping
 from tcpkmon.collector.session.summary import describe, report, say
 from tcpkmon.collector.session.takeover import Takeover
+from tcpkmon.collector.session.whose import Whose
 from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.collector.writer.ledger import Totals
 from tcpkmon.collector.writer.record_printer import Printer
@@ -106,6 +108,8 @@ class Session:
         command = self._command.pid if self._command is not None else 0
         sockets = self._existing.sockets
         info = make_info(request, self._prepared, kernel, dict(refused), command, sockets)
+        self._whose = Whose(request.filters, self._prepared, kernel, stream)
+        info = replace(info, settings={**info.settings, **self._whose.begin()})
         self._recording.begin(self._counts.books)
         ordered = self._prepared.tcp if request.orders_tcp else None
         raw = not request.format.has_entries
@@ -115,6 +119,8 @@ class Session:
             info, kernel, self._clocks, self._rings, self._existing,
             watching.add if ordered else None,
         )
+        if self._takeover.parked is not None:
+            self._whose.tell()
         kernel.switch_on()
         self._reconciling = Reconciling(request, self._counts, watching)
         self._handlers = Handlers(
@@ -136,6 +142,7 @@ class Session:
             ("moving to an idler CPU", self._placing.move),
             ("second copies of programs", loaded.attach_second_copies),
             ("programs in new namespaces", kernel.look_for_namespaces),
+            ("control groups", self._whose.step),
             ("the next file", self._rotating.step),
             ("asking sock_diag", self._reconciling.step),
             ("status line", self._show_status),
@@ -144,6 +151,7 @@ class Session:
             ("rings of new CPUs", self._refresh_rings),
             ("counters of new CPUs", lambda: self._counters.refresh(self._rings.cpus)),
             ("programs at new places", loaded.refresh),
+            ("control groups", self._whose.step_slowly),
             ("parking", lambda: self._takeover.park(kernel, self._existing)),
             *self._rights.checks.items(),
         ]

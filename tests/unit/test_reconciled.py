@@ -184,9 +184,9 @@ def test_verify_says_so(tmp_path: Path) -> None:
 def test_a_folder_tells_the_last_comparison(tmp_path: Path) -> None:
     maker = Maker(tmp_path / "f")
     maker.records(5)
-    maker.stream.reconciled([Reconciled(0, What.SUMMARY, 0, 3, 4, 0)])
+    maker.stream.tell([Reconciled(0, What.SUMMARY, 0, 3, 4, 0)])
     maker.rotate()
-    maker.stream.reconciled([Reconciled(2, What.SUMMARY, 0, 9, 11, 0)])
+    maker.stream.tell([Reconciled(2, What.SUMMARY, 0, 9, 11, 0)])
     maker.close()
     *_, chain = format_of(tmp_path / "f").verify(tmp_path / "f")
     assert not chain.problems

@@ -14,6 +14,7 @@ from tcpkmon.formats.base.causes import KILLED
 from tcpkmon.formats.base.errors import DamagedError, UnprovenError
 from tcpkmon.formats.base.limits import MOST_CPUS
 from tcpkmon.formats.base.reconciled import Reconciled, from_words
+from tcpkmon.formats.base.whose import Named
 from tcpkmon.formats.psc.header import HEADER_DAMAGED
 from tcpkmon.formats.psc.reader import Capture, open_capture
 from tcpkmon.formats.psc.states import described, find_states
@@ -194,7 +195,7 @@ class _Decoder(Decoder):
         mask = control.is_control(location)
         high = np.flatnonzero(mask)
         ports = segment.rows["lport"][high] | segment.rows["rport"][high]
-        strange = (ports != 0) | (location[high] > Reconciled.location)
+        strange = (ports != 0) | (location[high] > Named.location)
         self.problems.add_each(
             high[strange],
             segment.start,
