@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Control groups of version 2 as they are made: the collector reads their paths, also of those that
- * are gone by then (collector/loader/groups.py). A row is overwritten by the one GROUP_ROOM later.
+ * are gone by then (collector/session/whose.py). A row is overwritten by the one GROUP_ROOM later.
  */
 #define GROUP_ROOM 256
 #define GROUP_PATH 504

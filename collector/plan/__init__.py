@@ -3,6 +3,7 @@
 
 __all__ = [
     "budget",
+    "cgroups",
     "choice",
     "columns",
     "counter_names",
@@ -13,6 +14,7 @@ __all__ = [
     "filter_changes",
     "filters",
     "kernel_types",
+    "named_groups",
     "options",
     "probes",
     "quantities",

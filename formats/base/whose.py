@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
@@ -180,6 +180,10 @@ class Groups:
     def get(self, number: int) -> Group | None:
         """The group of this id, if the capture tells of it."""
         return self._found.get(number)
+
+    def items(self) -> ItemsView[int, Group]:
+        """All that are known, by id."""
+        return self._found.items()
 
     def add(self, settings: Any) -> None:
         """Take those of a header too."""

@@ -123,7 +123,7 @@ def told(altered: bool, lost: int = 0) -> list[Any]:
     """What a comparison writes: two sockets, one of them without a record, and one listed twice."""
     table, entries = Connections(LAYOUT.dtype, AT, 0.0), list[Any]()
     table.add(row())
-    stream = SimpleNamespace(altered=altered, reconciled=entries.extend)
+    stream = SimpleNamespace(altered=altered, tell=entries.extend)
     counts: Any = SimpleNamespace(stream=stream, existing=SimpleNamespace(namespaces=[]))
     request: Any = SimpleNamespace(reconcile=True)
     watching: Any = SimpleNamespace(table=lambda: table)
