@@ -51,21 +51,14 @@ class Named:
         collector/session/whose.py."""
         return bool(self.units or self.containers or self.pods)
 
-    def decide(self, group: Group) -> bool | None:
-        """Whether it is one of those named; None where its name is not known yet."""
-        parts = group.path.split("/")
-        pod = group.pod.rpartition("/")
+    def decide(self, group: Group) -> bool:
+        """Whether it is one of those named, as far as its names are known."""
         names = (
-            (self.units, parts),
+            (self.units, group.path.split("/")),
             (self.containers, [group.container, group.container_id, group.container_id[:12]]),
-            (self.pods, [group.pod, group.pod_uid, pod[2]]),
+            (self.pods, [group.pod, group.pod_uid, group.pod.rpartition("/")[2]]),
         )
-        if all(not asked or _matches(asked, known) for asked, known in names):
-            return True
-        unnamed = (self.containers and group.container == group.container_id[:12] != "") or (
-            self.pods and group.pod == group.pod_uid != ""
-        )
-        return None if unnamed else False
+        return all(not asked or _matches(asked, known) for asked, known in names)
 
 
 def _matches(patterns: Sequence[str], names: Sequence[str]) -> bool:

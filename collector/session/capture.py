@@ -25,6 +25,7 @@ from tcpkmon.collector.sequencer.sequencer import SLACK_NS
 from tcpkmon.collector.session.budget import Shedding
 from tcpkmon.collector.session.capture_info import make_info
 from tcpkmon.collector.session.command import Command, await_exit
+from tcpkmon.collector.session.container_names import Names
 from tcpkmon.collector.session.control_socket import open_server
 from tcpkmon.collector.session.counts import Counts
 from tcpkmon.collector.session.existing import Existing
@@ -178,6 +179,7 @@ class Session:
         self._kernel.loaded.enter_by(self._rights.entrance)
         self._takeover.park(self._kernel, self._existing)
         self._rights.give_up()
+        self._whose.names = Names(self._rights.opener)
         if not self._request.quiet and self._request.verbose:
             say("capturing")
         self.overseer.ready()

@@ -9,7 +9,7 @@ kernel lacks it, this looks once a second.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tcpkmon.collector.linux import bpf
@@ -18,6 +18,7 @@ from tcpkmon.collector.loader.prepare import Prepared
 from tcpkmon.collector.plan.cgroups import walk_cgroups
 from tcpkmon.collector.plan.filters import Filters
 from tcpkmon.collector.plan.named_groups import GROUP_MADE
+from tcpkmon.collector.session.container_names import Names
 from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.formats.base.errors import KernelError
 from tcpkmon.formats.base.whose import (
@@ -35,6 +36,7 @@ _U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
 _MADE = struct.Struct("=Q504s")
 """struct group_made."""
 _ROOM = 256
+_TRIES = 10
 _CHOSEN = "filter_cgroups"
 
 
@@ -55,6 +57,10 @@ class Whose:
         self._told: dict[str, Any] = {}
         self._size = 0
         self._seen = max(0, self._count() - _ROOM)
+        self._unnamed: dict[int, int] = {}
+        """Groups of containers and pods whose names are not known, and how often to look again."""
+        self.names: Names | None = None
+        """None while this process has rights of root: it must not read what others wrote."""
         self.unknown = 0
 
     def begin(self) -> dict[str, Any]:
@@ -75,9 +81,26 @@ class Whose:
             self._changed(self._look())
 
     def step_slowly(self) -> None:
-        """The same once a second, where no program tells of them."""
+        """The same once a second, where no program tells of them; and look for names."""
         if self._wanted and not self._is_told:
             self._changed(self._walk())
+        if self.names is not None and self._unnamed:
+            self._changed(self._name(self.names))
+
+    def _name(self, names: Names) -> Iterator[int]:
+        """The ids of those whose names are known now."""
+        for number in list(self._unnamed):
+            group = names.of(self._found[number])
+            self._unnamed[number] -= 1
+            if group.is_named or not self._unnamed[number]:
+                del self._unnamed[number]
+            if group != self._found[number] or number not in self._unnamed:
+                self._found[number], told = group, group.told()
+                self._size += sum(map(len, told.values()))
+                self._size -= sum(map(len, self._told[str(number)].values()))
+                self._told[str(number)] = told
+                self._decide(number, group, number not in self._unnamed)
+                yield number
 
     def _changed(self, new: Iterable[int]) -> None:
         if new := list(new):
@@ -136,7 +159,9 @@ class Whose:
                 return []
         self._found[number], self._told[str(number)] = group, told
         self._size += size
-        self._decide(number, group)
+        if not group.is_named:
+            self._unnamed[number] = _TRIES
+        self._decide(number, group, group.is_named)
         return [number]
 
     def _lost(self, count: int) -> None:
@@ -149,13 +174,15 @@ class Whose:
         there = {number for number, _ in walk_cgroups(MOST_GROUPS)}
         for number in self._found.keys() - there:
             del self._found[number]
+            self._unnamed.pop(number, None)
             self._size -= sum(map(len, self._told.pop(str(number)).values()))
             if self._filters.by_name:
                 bpf.map_delete(self._maps[_CHOSEN], _U64.pack(number))
 
-    def _decide(self, number: int, group: Group) -> None:
+    def _decide(self, number: int, group: Group, is_final: bool) -> None:
         """Say in the kernel whether the filters choose it; what nobody knows yet is recorded."""
-        if self._filters.by_name and (chosen := self._filters.decide(group)) is not None:
+        chosen = self._filters.decide(group)
+        if self._filters.by_name and (chosen or is_final):
             try:
                 bpf.map_update(self._maps[_CHOSEN], _U64.pack(number), _U32.pack(chosen))
             except KernelError:

@@ -74,6 +74,12 @@ class Group:
     user: str = ""
     """Number of the user whose session or service manager it is below."""
 
+    @property
+    def is_named(self) -> bool:
+        """Whether the names of its container and pod are known, as far as it has any."""
+        has_number = self.container == self.container_id[:12] != ""
+        return not has_number and not (self.pod == self.pod_uid != "")
+
     def told(self) -> dict[str, str]:
         """What a file stores: what group_of() cannot find again from the path."""
         plain = asdict(group_of(self.path))
