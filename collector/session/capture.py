@@ -287,7 +287,7 @@ class Session:
         books, done = None, False
         self._failures.optional("asking sock_diag", lambda: self._reconciling.ask(self._step))
         detach = partial(self._takeover.detach, self._kernel)
-        for step in (detach, self._write_marks, self._drain_rest):
+        for step in (detach, self._write_marks, self._drain_rest, self._whose.end):
             with self._failures.ending():
                 step()
         serials: dict[int, int] = {}

@@ -87,6 +87,11 @@ class Whose:
         if self.names is not None and self._unnamed:
             self._changed(self._name(self.names))
 
+    def end(self) -> None:
+        """Take those that came last. Call it before the end of the file."""
+        self.step()
+        self.step_slowly()
+
     def _name(self, names: Names) -> Iterator[int]:
         """The ids of those whose names are known now."""
         for number in list(self._unnamed):
