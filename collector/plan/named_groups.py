@@ -60,6 +60,11 @@ class Named:
         )
         return all(not asked or _matches(asked, known) for asked, known in names)
 
+    def awaits(self, group: Group) -> bool:
+        """Whether a name that is not known yet would decide."""
+        container, pod = group.unnamed
+        return bool((self.containers and container) or (self.pods and pod))
+
 
 def _matches(patterns: Sequence[str], names: Sequence[str]) -> bool:
     return any(fnmatchcase(name, one) for one in patterns for name in names if name)

@@ -166,7 +166,7 @@ class Whose:
         self._size += size
         if not group.is_named:
             self._unnamed[number] = _TRIES
-        self._decide(number, group, group.is_named)
+        self._decide(number, group)
         return [number]
 
     def _lost(self, count: int) -> None:
@@ -184,9 +184,10 @@ class Whose:
             if self._filters.by_name:
                 bpf.map_delete(self._maps[_CHOSEN], _U64.pack(number))
 
-    def _decide(self, number: int, group: Group, is_final: bool) -> None:
+    def _decide(self, number: int, group: Group, is_final: bool = False) -> None:
         """Say in the kernel whether the filters choose it; what nobody knows yet is recorded."""
         chosen = self._filters.decide(group)
+        is_final = is_final or not self._filters.awaits(group)
         if self._filters.by_name and (chosen or is_final):
             try:
                 bpf.map_update(self._maps[_CHOSEN], _U64.pack(number), _U32.pack(chosen))

@@ -75,10 +75,15 @@ class Group:
     """Number of the user whose session or service manager it is below."""
 
     @property
+    def unnamed(self) -> tuple[bool, bool]:
+        """Whether it is of a container, and of a pod, of which the name is not known."""
+        container = bool(self.container_id) and self.container == self.container_id[:12]
+        return container, bool(self.pod_uid) and self.pod == self.pod_uid
+
+    @property
     def is_named(self) -> bool:
         """Whether the names of its container and pod are known, as far as it has any."""
-        has_number = self.container == self.container_id[:12] != ""
-        return not has_number and not (self.pod == self.pod_uid != "")
+        return not any(self.unnamed)
 
     def told(self) -> dict[str, str]:
         """What a file stores: what group_of() cannot find again from the path."""
