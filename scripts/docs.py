@@ -104,6 +104,7 @@ CONTROL_CALLVALUES = {
     "TRIGGER": "number of the trigger, from 1; 0: a user asked; 65535: those not named",
     "RECONCILED": "when x 65536 + what: 0 at the start, 1 at the end; 0 the sum, others a "
     "difference",
+    "CGROUP": "part x 65536 + parts",
 }
 
 

@@ -2,6 +2,7 @@
 /* The filters: maps that collector/plan/filters.py fills, and the checks before a record is made.
  */
 #include "followed.h"
+#include "groups.h"
 
 #define FILTER_PORTS        1
 #define FILTER_LOCAL_PORTS  2
@@ -19,6 +20,14 @@
 #define FAMILY_V6 10
 /* The third word of ::ffff:0:0/96 in network order. */
 #define MAPPED_PREFIX 0xffff0000u
+
+/* A cgroup_level: filter_cgroups has each group that is known, by itself, and 0 for those that are
+ * not to be recorded. One that it does not have is too new, and is recorded.
+ */
+#define GROUPS_BY_NAME 0xffffffffu
+#ifndef KLOGGER_GROUPS
+#define KLOGGER_GROUPS 64
+#endif
 
 struct filter_settings {
     u32 flags;
@@ -46,7 +55,7 @@ BPF_ARRAY(filter_ports, u32, 65536);
 BPF_HASH(filter_pairs, u32, u32, 1024);
 BPF_LPM_TRIE(filter_addresses, struct filter_address, u32, 1024);
 BPF_HASH(filter_netns, u64, u32, 64);
-BPF_HASH(filter_cgroups, u64, u32, 64);
+BPF_HASH(filter_cgroups, u64, u32, KLOGGER_GROUPS);
 
 static __always_inline int filter_ports_of(u32 flags, const struct endpoints *ends) {
     u32 lport = ends->lport, rport = ends->rport;
@@ -81,6 +90,12 @@ static __always_inline int filter_netns_of(u64 cookie) {
 
 static __always_inline int filter_cgroup(u64 id) {
     return filter_cgroups.lookup(&id) != 0;
+}
+
+static __always_inline int filter_group(u64 id) {
+    u32 *chosen = filter_cgroups.lookup(&id);
+
+    return !chosen || *chosen;
 }
 
 /* Whether its packets are IPv4: also those of an IPv6 socket with v4-mapped addresses. */

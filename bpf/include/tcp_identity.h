@@ -174,7 +174,13 @@ static __always_inline int in_cgroup(struct sock *sk, u32 level) {
     struct kernfs_node *node = 0;
     u64 id = 0;
 
-    if (!group || level > 15 || READ(0, group, level) < (int)level)
+    if (!group)
+        return 0;
+    if (level == GROUPS_BY_NAME) {
+        node = READ(0, group, kn);
+        return filter_group(READ(0, node, id));
+    }
+    if (level > 15 || READ(0, group, level) < (int)level)
         return 0;
 #if defined(HAVE_cgroup_ancestors)
     struct cgroup *ancestor = 0;

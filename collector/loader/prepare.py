@@ -26,6 +26,7 @@ from tcpkmon.collector.plan.engine_config import Engine, make_engine
 from tcpkmon.collector.plan.event_layout import EventLayout, lay_out_sources, ring_dtype
 from tcpkmon.collector.plan.extension import tcp_schema
 from tcpkmon.collector.plan.filters import FILTER_MAP, FOLLOWING, Flag
+from tcpkmon.collector.plan.named_groups import GROUP_MADE
 from tcpkmon.collector.plan.probes import Plan, address_lines, find_probes, make_plan, require_any
 from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.plan.schema_lint import read_checked
@@ -161,6 +162,8 @@ class Wish:
     """It has a budget."""
     fields: tuple[str, ...] = ()
     """What each event must have."""
+    by_name: bool = False
+    """Units, containers or pods are chosen."""
 
 
 def wish_of(request: Request, transport: Transport) -> Wish:
@@ -182,6 +185,7 @@ def wish_of(request: Request, transport: Transport) -> Wish:
         transport=transport,
         sheds=request.budget is not None,
         fields=request.format.fields,
+        by_name=request.filters.by_name,
     )
 
 
@@ -291,7 +295,8 @@ def _plan(
         _numbers(tcp, events).keys() - missing.keys(),
         attach_trials.Probing(btf).can,
         btf,
-        always=(*(tcp.always if tcp else ()), *(FOLLOWING if wish.by_inode else ())),
+        always=(*(tcp.always if tcp else ()), *(FOLLOWING if wish.by_inode else ()),
+                *([GROUP_MADE] if wish.by_name else ())),
         kinds=wish.kinds,
     )
     plan = replace(plan, missing={**plan.missing, **missing})

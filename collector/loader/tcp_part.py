@@ -18,6 +18,7 @@ from tcpkmon.collector.plan.columns import (
     make_layout,
 )
 from tcpkmon.collector.plan.extension import find_fills
+from tcpkmon.collector.plan.named_groups import GROUP_MADE
 from tcpkmon.collector.plan.probes import absent_columns
 from tcpkmon.collector.plan.tcp_codegen import Switches, snapshot_lines
 from tcpkmon.formats.base.control import EXISTING
@@ -67,10 +68,9 @@ class TcpPart:
     @property
     def always(self) -> tuple[str, ...]:
         """Names of the probes that are attached in any case."""
-        if self.switches.by_inode:
-            return (*IDENTITY, *OWNERS)
         stored = {column.name for column in self.layout.columns}
-        return (*IDENTITY, *OWNERS[: bool(stored & OWNER_COLUMNS)])
+        owners = OWNERS if self.switches.by_inode else OWNERS[: bool(stored & OWNER_COLUMNS)]
+        return (*IDENTITY, *owners, *([GROUP_MADE] if "cgroup" in stored else ()))
 
     def lines(self) -> list[str]:
         """The C text."""

@@ -3,6 +3,7 @@
 
 __all__ = [
     "budget",
+    "cgroups",
     "choice",
     "columns",
     "counter_names",
@@ -14,6 +15,7 @@ __all__ = [
     "filter_changes",
     "filters",
     "kernel_types",
+    "named_groups",
     "options",
     "probes",
     "quantities",

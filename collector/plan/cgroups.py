@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds cgroups of version 2 by name, for the filters."""
+"""Finds cgroups of version 2: one by name, for the filters, or all of them."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,9 +39,9 @@ def find_cgroup(text: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cg
         try:
             if not path.is_dir():
                 continue
-            for point, root_level in sorted(mounts, key=lambda mount: -len(mount[0])):
+            for point, root in sorted(mounts, key=lambda mount: -len(mount[0])):
                 if path.is_relative_to(point) and path.stat().st_dev == os.stat(point).st_dev:
-                    level = root_level + len(path.relative_to(point).parts)
+                    level = len(Path(root).parts[1:]) + len(path.relative_to(point).parts)
                     return Cgroup(str(path), path.stat().st_ino, level)
         except PermissionError:
             raise PrivilegeError(f"--cgroup: {path} may not be read", "run it as root") from None
@@ -51,11 +52,34 @@ def find_cgroup(text: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cg
     )
 
 
-def _cgroup2_mounts(mountinfo: str) -> Iterable[tuple[str, int]]:
-    """Mount point and depth of the root of each cgroup2 mount in a text of /proc/PID/mountinfo."""
+def _cgroup2_mounts(mountinfo: str) -> Iterable[tuple[str, str]]:
+    """Mount point and root of each cgroup2 mount in a text of /proc/PID/mountinfo."""
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         if after.split(" ", 1)[0] == "cgroup2":
             root, point = before.split(" ")[3:5]
-            point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code.group(1), 8)), point)
-            yield point, len([part for part in root.split("/") if part])
+            yield re.sub(r"\\([0-7]{3})", lambda code: chr(int(code.group(1), 8)), point), root
+
+
+def walk_cgroups(
+    most: int, mountinfo: Path = Path("/proc/self/mountinfo")
+) -> Iterator[tuple[int, str]]:
+    """Id and path below the root of cgroup2 of all that exist, parents first, at most so many.
+
+    Nothing where no cgroup2 is mounted. Those that go meanwhile may be left out.
+    """
+    mounts = _cgroup2_mounts(mountinfo.read_text(errors="surrogateescape"))
+    for mount, root in sorted(mounts, key=lambda one: len(one[1]))[:1]:
+        waiting = [(mount, root.rstrip("/"))]
+        with suppress(OSError):
+            yield os.stat(mount).st_ino, root
+            most -= 1
+        while waiting and most > 0:
+            folder, path = waiting.pop()
+            with suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False) and most > 0:
+                        most -= 1
+                        below = f"{path}/{entry.name}"
+                        yield entry.inode(), below
+                        waiting.append((entry.path, below))

@@ -10,11 +10,13 @@ import numpy as np
 
 from tcpkmon.collector.linux.probe_kinds import KINDS
 from tcpkmon.collector.plan.filters import FOLLOWING, MOST_FOLLOWED
+from tcpkmon.collector.plan.named_groups import GROUP_MADE
 from tcpkmon.collector.plan.probes import Plan
 from tcpkmon.collector.ring.points import ACCOUNT, ROWS
 from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
 from tcpkmon.collector.ring.transport import Transport
 from tcpkmon.formats.base.errors import KernelError, UsageError
+from tcpkmon.formats.base.whose import MOST_GROUPS
 
 POINTS = 256
 """KLOGGER_POINTS: entries in the map of switches."""
@@ -77,6 +79,8 @@ class Engine:
             lines.append("#define KLOGGER_SHEDDING 1")
         if any(probe.name in FOLLOWING for probe in plan.probes):
             lines.append(f"#define KLOGGER_FOLLOWED {MOST_FOLLOWED}")
+        if any(probe.name == GROUP_MADE for probe in plan.probes):
+            lines.append(f"#define KLOGGER_GROUPS {MOST_GROUPS}")
         for index, probe in enumerate(plan.probes):
             # compile_text() omits what another child compiles.
             lines += [f"#ifndef OMIT_{probe.name}", f"#define USE_{probe.name} 1", "#endif"]

@@ -22,6 +22,7 @@ from typing import Any
 
 from tcpkmon.collector.linux import netns
 from tcpkmon.collector.plan.cgroups import Cgroup, find_cgroup
+from tcpkmon.collector.plan.named_groups import GROUPS_BY_NAME, Named
 from tcpkmon.collector.plan.options import (
     FLAG,
     JOINED,
@@ -175,13 +176,14 @@ def _resolve_all(option: str, names: Sequence[str]) -> tuple[netns.Namespace, ..
 
 _TOLD: dict[str, Callable[[Any], Any]] = {
     "pairs": lambda pair: f"{pair[0]}.{pair[1]}", "addresses": str,
-    "namespaces": attrgetter("name"), "cgroups": attrgetter("path"),
+    "namespaces": attrgetter("name"), "cgroups": attrgetter("path"), "units": str,
+    "containers": str, "pods": str,
 }  # fmt: skip
 """What a file's header has of their values."""
 
 
 @dataclass(frozen=True)
-class Filters:
+class Filters(Named):
     """Checked filters, made by parse(); an empty one is not in force."""
 
     # fmt: off
@@ -226,7 +228,7 @@ class Filters:
         """The filters of connections in force."""
         given = (
             self.ports, self.local_ports, self.remote_ports, self.pairs, self.addresses,
-            self.family == 4, self.family == 6, self.namespaces, self.cgroups,
+            self.family == 4, self.family == 6, self.namespaces, self.cgroups or self.by_name,
             self.pids or self.follow,
         )  # fmt: skip
         return Flag(sum(flag for flag, value in zip(Flag, given, strict=True) if value))
@@ -238,7 +240,7 @@ class Filters:
         for bit, ports in ((1, self.ports), (2, self.local_ports), (4, self.remote_ports)):
             for port in ports:
                 bits[port] = bits.get(port, 0) | bit
-        level = self.cgroups[0].level if self.cgroups else 0
+        level = self.cgroups[0].level if self.cgroups else GROUPS_BY_NAME * self.by_name
         return {
             "filter_ports": [
                 (struct.pack("=I", port), struct.pack("=I", value)) for port, value in bits.items()
@@ -314,6 +316,8 @@ def parse(**given: Any) -> Filters:
         raise UsageError(f"-{family} and --addr: no connection can match both", "drop one of them")
     if len({place.level for place in made.cgroups}) > 1:
         raise UsageError("--cgroup: all must be at the same depth", "capture their common parent")
+    if made.cgroups and made.by_name:
+        raise UsageError("--cgroup: not with --unit, --container or --pod", "choose by one of them")
     # Last, so that no error leaves these open.
     return replace(made, **fields_of(Filters, last))
 

@@ -179,6 +179,8 @@ def make_request(filters: Filters, given: Mapping[str, Any]) -> Request:
         made |= {"schemata": ("magnet",), "using": made.get("using") or ("driver",)}
     for name, more in _OF_REQUESTS.items() if made.get("requests") else ():
         made[name] = f"{made.get(name) or 'default'},{more}"
+    if filters.by_name:
+        made["columns"] = f"{made.get('columns') or 'default'},cgroup"
     only = FILE_FORMATS[made.get("file_format", FORMATS[0])].schema
     schemata = made.setdefault("schemata", (only or "tcp",))
     made["schemata"], of_tcp = _look_into(schemata)
@@ -264,9 +266,9 @@ def check_request(request: Request) -> None:
     if request.reconcile and not request.existing:
         what = "--reconcile compares with the open connections"
         raise UsageError(what, "leave out --no-existing")
-    by_process = Flag.PID in request.filters.flags
-    if request.reconcile and (by_process or request.when_changed or request.recorder):
-        others = "--pid, --follow, --when-changed or --record-last"
+    chosen = Flag.PID in request.filters.flags or request.filters.by_name
+    if request.reconcile and (chosen or request.when_changed or request.recorder):
+        others = "--pid, --follow, --unit, --container, --pod, --when-changed or --record-last"
         raise UsageError(f"--reconcile: not with {others}", "leave one of them out")
     if request.ready_fd is not None:
         try:

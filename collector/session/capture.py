@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from tcpkmon.collector.sequencer.sequencer import SLACK_NS
 from tcpkmon.collector.session.budget import Shedding
 from tcpkmon.collector.session.capture_info import make_info
 from tcpkmon.collector.session.command import Command, await_exit
+from tcpkmon.collector.session.container_names import Names
 from tcpkmon.collector.session.control_socket import open_server
 from tcpkmon.collector.session.counts import Counts
 from tcpkmon.collector.session.existing import Existing
@@ -38,6 +40,7 @@ from tcpkmon.collector.session.status_line import Status
 from tcpkmon.collector.session.stop_signals import Stopping
 from tcpkmon.collector.session.summary import describe, report, say
 from tcpkmon.collector.session.takeover import Takeover
+from tcpkmon.collector.session.whose import Whose
 from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.collector.writer.ledger import Totals
 from tcpkmon.collector.writer.record_printer import Printer
@@ -106,6 +109,8 @@ class Session:
         command = self._command.pid if self._command is not None else 0
         sockets = self._existing.sockets
         info = make_info(request, self._prepared, kernel, dict(refused), command, sockets)
+        self._whose = Whose(request.filters, self._prepared, kernel, stream)
+        info = replace(info, settings={**info.settings, **self._whose.begin()})
         self._recording.begin(self._counts.books)
         ordered = self._prepared.tcp if request.orders_tcp else None
         raw = not request.format.has_entries
@@ -115,6 +120,8 @@ class Session:
             info, kernel, self._clocks, self._rings, self._existing,
             watching.add if ordered else None,
         )
+        if self._takeover.parked is not None:
+            self._whose.tell()
         kernel.switch_on()
         self._reconciling = Reconciling(request, self._counts, watching)
         self._handlers = Handlers(
@@ -136,6 +143,7 @@ class Session:
             ("moving to an idler CPU", self._placing.move),
             ("second copies of programs", loaded.attach_second_copies),
             ("programs in new namespaces", kernel.look_for_namespaces),
+            ("control groups", self._whose.step),
             ("the next file", self._rotating.step),
             ("asking sock_diag", self._reconciling.step),
             ("status line", self._show_status),
@@ -144,6 +152,7 @@ class Session:
             ("rings of new CPUs", self._refresh_rings),
             ("counters of new CPUs", lambda: self._counters.refresh(self._rings.cpus)),
             ("programs at new places", loaded.refresh),
+            ("control groups", self._whose.step_slowly),
             ("parking", lambda: self._takeover.park(kernel, self._existing)),
             *self._rights.checks.items(),
         ]
@@ -170,6 +179,7 @@ class Session:
         self._kernel.loaded.enter_by(self._rights.entrance)
         self._takeover.park(self._kernel, self._existing)
         self._rights.give_up()
+        self._whose.names = Names(self._rights.opener)
         if not self._request.quiet and self._request.verbose:
             say("capturing")
         self.overseer.ready()
@@ -277,7 +287,7 @@ class Session:
         books, done = None, False
         self._failures.optional("asking sock_diag", lambda: self._reconciling.ask(self._step))
         detach = partial(self._takeover.detach, self._kernel)
-        for step in (detach, self._write_marks, self._drain_rest):
+        for step in (detach, self._write_marks, self._drain_rest, self._whose.end):
             with self._failures.ending():
                 step()
         serials: dict[int, int] = {}

@@ -156,4 +156,4 @@ class Reconciling:
             when, What.SUMMARY, found.differences, found.compared, len(sockets), count
         )
         told = [] if count else [Reconciled(when, *one) for one in found.told]
-        self._stream.reconciled([summary, *told])
+        self._stream.tell([summary, *told])

@@ -29,14 +29,18 @@ from tcpkmon.collector.linux.privileges import (
     run_first,
     settle,
 )
+from tcpkmon.collector.plan.named_groups import GROUP_MADE
 from tcpkmon.collector.plan.probes import Chosen
 from tcpkmon.collector.plan.request import Request
+from tcpkmon.collector.session.container_names import Opener, has_managers, open_for_names
 from tcpkmon.collector.session.summary import say
 from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.formats.base.errors import TcpkmonError
 
 OPENING = ("CAP_DAC_OVERRIDE", "CAP_CHOWN")
 """What the deputy needs to make files in a folder of the user who called sudo."""
+READING = ("CAP_DAC_READ_SEARCH",)
+"""What the deputy needs to open the files of Docker and Podman."""
 ENTERING = ("CAP_SYS_ADMIN", "CAP_SYS_PTRACE")
 """What the deputy needs to find and enter network namespaces."""
 
@@ -91,6 +95,19 @@ class Rights:
             self.checks["the process that opens files"] = deputy.check
             stream.open_files_by(deputy.open_file)
             self._folders = []
+        self.opener: Opener = open_for_names
+        """Opens the files that name containers."""
+        wants_names = any(probe.name == GROUP_MADE for probe in probes) and has_managers()
+        if self.user is not None and wants_names:
+            deputy = Deputy(
+                open_for_names,
+                at_end=lambda: None,
+                settle=partial(settle, READING, self.user, forks=True),
+                what=(what := "the process that opens files of containers"),
+            )
+            stack.enter_context(deputy)
+            self.checks[what] = deputy.check
+            self.opener = deputy.open_file
         self.entrance: Entrance | None = None
         if any(probe.kind == "nf" for probe in probes) and not lacking(ENTERING):
             named = [one.fd for one in request.filters.namespaces]

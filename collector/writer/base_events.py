@@ -19,6 +19,7 @@ from tcpkmon.collector.writer.tape import Account, Finish, Item, Logging, Marks,
 from tcpkmon.collector.writer.written import Written
 from tcpkmon.formats.base.control import Change, Clock, Control, Trigger
 from tcpkmon.formats.base.text import address_of
+from tcpkmon.formats.base.whose import Named
 
 PAUSED = 5
 """KLOGGER_FINISH.reason. Other reasons are in EndReason."""
@@ -47,6 +48,8 @@ def _notes(item: Item, written: Written, cpus: Container[int]) -> Sequence[Note]
             return [Note("MARK", each, FIRST_CPU) for each in told]
         case Trigger():
             return [Note("TRIGGER", asdict(item), FIRST_CPU, item.told_ns)]
+        case Named():
+            return [Note("CGROUP", asdict(item), FIRST_CPU)]
         case Control():  # what reconciling found
             return [Note("RECONCILED", asdict(item), FIRST_CPU)]
         case Finish():

@@ -174,8 +174,8 @@ class Stream:
         """Single events were switched on or off."""
         self._tell(self.codec.switched(names), self._clocks.now_ns())
 
-    def reconciled(self, entries: Sequence[Control]) -> None:
-        """The kernel's sockets were compared with the last records. Formats without it say no."""
+    def tell(self, entries: Sequence[Control]) -> None:
+        """What reconciling found, or whose groups are. Formats without such an entry leave it."""
         self._tell(entries, self._clocks.now_ns())
 
     def changed(self, changes: Sequence[Change]) -> None:

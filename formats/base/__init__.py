@@ -29,4 +29,5 @@ __all__ = [
     "text",
     "thinning",
     "times",
+    "whose",
 ]  # fmt: skip

@@ -38,6 +38,8 @@ _NUMBERS = re.compile(r"\S*\d\S*( (%|[kMG]?B|[um]?s|[kMG]?bit/s)(?![A-Za-z]))?")
               help="Also the intervals: from when until when each limit held, and the values that "
               "decided.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON: an object with `connections`.")
+@click.option("--by", type=click.Choice(["unit", "container", "pod"]),
+              help="Sums for each unit, container or pod in place of verdicts.")
 @click.option("--intervals", is_flag=True,
               help="The table of intervals, as a table or a file (-o), in place of verdicts.")
 @click.option("-o", "--output", metavar="OUT", type=click.Path(readable=False, path_type=Path),
@@ -52,6 +54,7 @@ def command(
     most: int,
     verbose: bool,
     as_json: bool,
+    by: str | None,
     intervals: bool,
     output: Path | None,
     force: bool,
@@ -85,6 +88,8 @@ def command(
         return _write_intervals(files, chosen, output, as_json, force)
     if output is not None:
         raise UsageError("-o is for --intervals", "tcpkmon connections -o writes connections")
+    if by is not None:
+        return _tell_owners(files, chosen, by, most, as_json)
 
     told: list[dict[str, Any]] = []
     codes, captures = [0], group(files)
@@ -129,6 +134,35 @@ def command(
                        "no connection in this capture")  # fmt: skip
     if as_json:
         click.echo(json.dumps({"connections": told}, indent=2))
+    return max(codes)
+
+
+def _tell_owners(
+    files: tuple[Path, ...], chosen: Chooser, by: str, most: int, as_json: bool
+) -> int:
+    """Print sums for each owner of each capture."""
+    from tcpkmon.formats.analysis.why import Source, by_owner, tables
+    from tcpkmon.formats.analysis.why.words import human_bytes
+    from tcpkmon.formats.registry import group
+
+    told, codes = [], [0]
+    for paths in group(files):
+        with Source(*paths) as source:
+            table, _ = tables(source, with_intervals=False)
+            codes.append(report(source, "why", paths))
+        told += by_owner(chosen(table), by)
+    chosen.check()
+    if as_json:
+        click.echo(json.dumps({"owners": told}, indent=2))
+        return max(codes)
+    for row in told[:most]:
+        limit = f", most of the time {row['main_limit']} ({row['main_share']:.0%})"
+        click.echo(for_terminal(
+            f"{row[by] or 'of none, or not known'}: {row['connections']:,} connections, "
+            f"{human_bytes(row['bytes_sent'])} sent, {human_bytes(row['bytes_received'])} "
+            f"received, {row['retransmissions']:,} retransmissions"
+            f"{limit if row['main_limit'] else ''}"
+        ))  # fmt: skip
     return max(codes)
 
 

@@ -80,6 +80,18 @@ bytes | int64 | bytes | of the range
     Column("certain", "bool", "", "its parts are known", False),
     Column("state", "string", "", _STATES, False),
 )
+GROUPS = lines("""
+cgroup | int64 | | id of the control group: the column cgroup of records and connections
+path | string | | its path below the root of cgroup2
+unit | string? | | the systemd unit that it is of
+runtime | string? | | docker, containerd, cri-o, podman, systemd-nspawn, machined or lxc
+container | string? | | the container: its name, else the beginning of its id
+container_id | string? | | its whole id
+image | string? | | and its image
+pod | string? | | the pod: namespace/name, else its uid
+pod_uid | string? | | its uid
+user | string? | | number of the user whose session or service manager it is of
+""")
 RECORD_HEAD = lines("""
 time | time? | | when, as time of day; null where the log has no clock pair
 time_ns | int64 | ns | when, CLOCK_MONOTONIC
@@ -98,6 +110,7 @@ SHIPPED: dict[str, tuple[str, tuple[Column, ...]]] = {
     "intervals": ("a row for each time in which one limit held a connection", _of(INTERVALS)),
     "requests": ("a row for each request and its answer", _of(EXCHANGES)),
     "latency": ("a row for each byte range on its way through the layers", LATENCY),
+    "groups": ("a row for each control group that the capture tells of", GROUPS),
     "ledger": ("a row for each CPU and location: attempts, and losses by cause", LEDGER),
     "proof": ("a row for each file: what verify says of it", PROOF),
 }

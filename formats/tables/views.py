@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,14 @@ from tcpkmon.formats.tables.records import (
     read_capture,
     read_event,
 )
-from tcpkmon.formats.tables.shipped import SHIPPED
+from tcpkmon.formats.tables.shipped import GROUPS, SHIPPED
 
 SNAPSHOTS = "snapshots"
 _NEEDS = {
     SNAPSHOTS: "the schema tcp",
     "connections": "the schema tcp with at least the default columns",
     "intervals": "the schema tcp with at least the default columns",
+    "groups": "the schema tcp with the column cgroup",
     "requests": "the schema tcp with --requests",
     "latency": "the schema magnet: collect --latency",
 }
@@ -116,6 +117,8 @@ def _analyses(reader: Reader) -> dict[str, Callable[[Opened, Sequence[str]], Ite
     found: dict[str, Callable[[Opened, Sequence[str]], Iterator[Any]]] = {}
     with suppress(UsageError), why.Source(reader) as source:
         found = {"connections": _read_connections, "intervals": _read_intervals}
+        if "cgroup" in source.known:
+            found["groups"] = _read_groups
         if exchanges.make_cutter(source) is not None:
             found["requests"] = _read_requests
     if isinstance(reader, Logs):
@@ -155,6 +158,15 @@ def _read_intervals(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
     with why.Source(opened.reader) as source:
         for table in why.interval_tables(source):
             yield why.as_arrow(table)
+
+
+def _read_groups(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
+    with why.Source(opened.reader) as source:
+        for _ in source.read():
+            pass
+        rows = [{"cgroup": one, **asdict(group)} for one, group in source.groups.items()]
+    table = {column.name: [row[column.name] or None for row in rows] for column in GROUPS}
+    yield import_pyarrow().table(table, schema_of(GROUPS))
 
 
 def _read_requests(opened: Opened, names: Sequence[str]) -> Iterator[Any]:

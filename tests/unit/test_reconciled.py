@@ -123,7 +123,7 @@ def told(altered: bool, lost: int = 0) -> list[Any]:
     """What a comparison writes: two sockets, one of them without a record, and one listed twice."""
     table, entries = Connections(LAYOUT.dtype, AT, 0.0), list[Any]()
     table.add(row())
-    stream = SimpleNamespace(altered=altered, reconciled=entries.extend)
+    stream = SimpleNamespace(altered=altered, tell=entries.extend)
     counts: Any = SimpleNamespace(stream=stream, existing=SimpleNamespace(namespaces=[]))
     request: Any = SimpleNamespace(reconcile=True)
     watching: Any = SimpleNamespace(table=lambda: table)
@@ -184,9 +184,9 @@ def test_verify_says_so(tmp_path: Path) -> None:
 def test_a_folder_tells_the_last_comparison(tmp_path: Path) -> None:
     maker = Maker(tmp_path / "f")
     maker.records(5)
-    maker.stream.reconciled([Reconciled(0, What.SUMMARY, 0, 3, 4, 0)])
+    maker.stream.tell([Reconciled(0, What.SUMMARY, 0, 3, 4, 0)])
     maker.rotate()
-    maker.stream.reconciled([Reconciled(2, What.SUMMARY, 0, 9, 11, 0)])
+    maker.stream.tell([Reconciled(2, What.SUMMARY, 0, 9, 11, 0)])
     maker.close()
     *_, chain = format_of(tmp_path / "f").verify(tmp_path / "f")
     assert not chain.problems

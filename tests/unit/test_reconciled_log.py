@@ -71,7 +71,7 @@ def test_the_last_record_is_that_of_all_cpus() -> None:
 def told(folder: Path, *entries: Reconciled) -> tuple[Report, list[Report]]:
     made = LogMaker(folder, rotates=False)
     made.records(5)
-    made.stream.reconciled(entries)
+    made.stream.tell(entries)
     made.records(5)
     made.close()
     *logs, whole = format_of(folder).verify(folder)

@@ -30,9 +30,9 @@ KEPT = {
 }  # fmt: skip
 # A column whose number is no quantity: an identity, a sequence number, a port, a count of times.
 NO_UNIT = re.compile(
-    r"(conn_id|netns|seq|serial|segment|port|family|pid|errno|cpu|location|number|state|flags|code"
-    r"|retrans|count|recoveries|probes|timeouts|rto|dups|undo|ooopack|rcvq_full|wscale|records"
-    r"|lost|problems|checkpoints|rto_unanswered|spread|share|ratio|addr|callvalue)"
+    r"(conn_id|netns|cgroup|seq|serial|segment|port|family|pid|errno|cpu|location|number|state"
+    r"|flags|code|retrans|count|recoveries|probes|timeouts|rto|dups|undo|ooopack|rcvq_full|wscale"
+    r"|records|lost|problems|checkpoints|rto_unanswered|spread|share|ratio|addr|callvalue)"
 )
 
 

@@ -7,6 +7,7 @@ from tcpkmon.formats.analysis.why.connections import Connection, connection_of, 
 from tcpkmon.formats.analysis.why.grouping import Grouped, Places
 from tcpkmon.formats.analysis.why.intervals import INTERVAL, Cutter, cut
 from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS, classify, in_flight
+from tcpkmon.formats.analysis.why.owners import by_owner
 from tcpkmon.formats.analysis.why.peers import Peers
 from tcpkmon.formats.analysis.why.receiving import RECEIVING, ahead_of
 from tcpkmon.formats.analysis.why.snapshots import (
@@ -55,6 +56,7 @@ __all__ = [
     "ahead_of",
     "as_arrow",
     "as_frame",
+    "by_owner",
     "choose",
     "classify",
     "connection_of",

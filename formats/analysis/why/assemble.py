@@ -23,11 +23,14 @@ from tcpkmon.formats.analysis.why.folding import (
 from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS
 from tcpkmon.formats.analysis.why.receiving import RECEIVING
 from tcpkmon.formats.base.text import address_of, text_of
+from tcpkmon.formats.base.whose import Groups
 
 Array = NDArray[Any]
 Table = dict[str, Array]
 """Columns by name, of equal lengths; see columns.Column for their kinds."""
 _ETIMEDOUT = 110
+OWNERS = ("unit", "container", "pod")
+"""Columns, and fields of Group."""
 _BLOAT_RTT_US = 1000
 _MOST_LOST = 1 << 60
 _ROLES = {0: "existing", ACTIVE: "active", PASSIVE: "passive"}
@@ -88,6 +91,7 @@ def connections_table(
     made["retransmissions"] = get("segments_retransmitted")
     told = dict(about or {})
     made["netns_name"] = _spaces(get("netns", np.uint64), told.pop("netns_name", {}))
+    made |= _owners(get("cgroup", np.uint64), told.pop("groups", Groups()))
     if (ahead_ns := told.pop("ahead_ns", None)) is not None:
         made["start"] = times_of_day(get("start_ns").astype(np.int64) + np.int64(ahead_ns))
     for name, value in told.items():
@@ -133,6 +137,17 @@ def _spaces(cookies: Array, names: Mapping[str, str]) -> Array:
     distinct, which = np.unique(cookies, return_inverse=True)
     told = np.array([names.get(str(one)) for one in distinct.tolist()], object)
     return told[which] if len(told) else np.zeros(0, object)
+
+
+def _owners(ids: Array, groups: Groups) -> Table:
+    """What the capture tells of their control groups; None where it does not, and for none."""
+    distinct, which = np.unique(ids, return_inverse=True)
+    found = [groups.get(one) for one in distinct.tolist()]
+    made: Table = {}
+    for name in OWNERS:
+        told = np.array([getattr(one, name) or None if one else None for one in found], object)
+        made[name] = told[which] if len(told) else np.zeros(0, object)
+    return made
 
 
 def times_of_day(epoch_ns: Array) -> Array:

@@ -51,6 +51,10 @@ rport | int | | port_b | s_port | and port
 role | text | | | | active: it called connect; passive: it was accepted; existing: open before
 pid | int? | pid | | | process of the owner
 comm | text? | comm | | | and its name
+cgroup | int? | cgroup | | | id of its control group
+unit | text? | cgroup | | | the systemd unit that it is of
+container | text? | cgroup | | | the container: its name, else the beginning of its id
+pod | text? | cgroup | | | the pod: namespace/name, else its uid
 ca_name | text? | ca_name | | | congestion control
 start | text? | | | | first record, as time of day (UTC)
 start_ns | int | | first_packet | first | first record, CLOCK_MONOTONIC

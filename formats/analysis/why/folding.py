@@ -44,7 +44,7 @@ GROWTHS = (
     "sndbuf_limited_us", "lost", "reord_seen",
 )  # fmt: skip
 """The kernel's counters: their growth from the first snapshot to the last."""
-_LATEST = ("lport", "rport", "pid", "netns", "family", "snd_una", "snd_max", "comm",
+_LATEST = ("lport", "rport", "pid", "netns", "cgroup", "family", "snd_una", "snd_max", "comm",
            "ca_name", "laddr", "raddr")  # fmt: skip
 """Of these the last value that is not 0 or empty."""
 _LATE_NS = 10_000_000

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from tcpkmon.formats.base.control import is_control
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reader import Reader
+from tcpkmon.formats.base.whose import Groups, Named
 from tcpkmon.formats.klogger import merge_logs
 from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.groups import feed_log
 from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.psc.header import KIND_HOST
 from tcpkmon.formats.psc.reader import Capture
@@ -35,7 +37,7 @@ NEEDED = (
 )  # fmt: skip
 """What a capture must have. The default columns are enough."""
 OPTIONAL = (
-    "pid", "comm", "ca_name", "netns", "family", "bytes_retrans", "dsack_dups",
+    "pid", "comm", "ca_name", "netns", "cgroup", "family", "bytes_retrans", "dsack_dups",
     "reordering", "delivered", "delivered_ce", "rcv_ooopack", "segs_in", "segs_out",
     "data_segs_in", "data_segs_out", "busy_us", "rwnd_limited_us", "sndbuf_limited_us", "bbr_mode",
     "is_cwnd_limited", "rate_app_limited", "sk_nospace", "sk_tsq_flags", "sk_pacing_status",
@@ -98,6 +100,8 @@ class Source:
         except BaseException:
             self.__exit__()
             raise
+        self.groups = Groups(self._settings())
+        """Whose the control groups are; those that came later are known when all was read."""
 
     def __enter__(self) -> Source:
         return self
@@ -192,6 +196,7 @@ class Source:
         number = _part(settings, "segment", "number")
         if isinstance(spaces := settings.get("namespaces"), dict):
             told["netns_name"] = {key: one for key, one in spaces.items() if isinstance(one, str)}
+        told["groups"] = self.groups
         return told | ({"segment": number} if isinstance(number, int) else {})
 
     def read(self, note: Note | None = None) -> Iterator[Snapshots]:
@@ -200,6 +205,7 @@ class Source:
         note: gets where records are missing, ahead of the snapshots behind it.
         """
         self.placed = 0
+        self.groups = Groups(self._settings())
         if isinstance(self.reader, Capture):
             return self._read_capture(self.reader, note)
         assert isinstance(self.reader, Logs)
@@ -226,6 +232,9 @@ class Source:
                 _tell(note, times, steps, last_ns)
                 last_ns = int(times[-1])
             before, self.placed = int(numbers[-1]), int(lost[-1])
+            if (columns["location"] == Named.location).any():
+                for _, entry in capture.controls(piece.start, piece.stop):
+                    self.groups.feed(entry)
             has_ports = (columns["lport"] | columns["rport"]) > 0
             is_record = _is_connection(columns) & (has_ports | ~is_control(columns["location"]))
             whole = Snapshots(columns, times, lost, numbers)
@@ -236,6 +245,7 @@ class Source:
         for batch in merge_logs(logs.readers, note=gaps.add):
             lost = self.placed + np.cumsum(gaps.before(batch))
             self.placed = int(lost[-1])
+            feed_log(self.groups, batch)
             at = batch.where(SNAPSHOT)
             rows = batch.rows(SNAPSHOT, at)
             columns = {

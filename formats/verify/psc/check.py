@@ -14,6 +14,7 @@ from tcpkmon.formats.base.causes import KILLED
 from tcpkmon.formats.base.errors import DamagedError, UnprovenError
 from tcpkmon.formats.base.limits import MOST_CPUS
 from tcpkmon.formats.base.reconciled import Reconciled, from_words
+from tcpkmon.formats.base.whose import Named
 from tcpkmon.formats.psc.header import HEADER_DAMAGED
 from tcpkmon.formats.psc.reader import Capture, open_capture
 from tcpkmon.formats.psc.states import described, find_states
@@ -43,6 +44,7 @@ from tcpkmon.formats.verify.report import (
 from tcpkmon.formats.verify.run import Run
 from tcpkmon.formats.verify.segment import Part
 from tcpkmon.formats.verify.tape import Decoder, End, Found, Item, Told, reason_of
+from tcpkmon.formats.verify.unnamed import Unnamed
 
 SEGMENT_ROWS = 1 << 16
 
@@ -118,6 +120,8 @@ class _Decoder(Decoder):
         super().__init__(report, problems, capture.settings)
         self._capture = capture
         self.has_cpu = is_number(capture, "cpu")
+        self._unnamed = Unnamed(capture.settings)
+        self._has_group = is_number(capture, "cgroup")
         self._has_serial = self.has_cpu and is_number(capture, "serial")
         self._has_mono = is_number(capture, "time_ns")
         time = capture.columns_by_name.get("time")
@@ -171,6 +175,8 @@ class _Decoder(Decoder):
         plain = np.flatnonzero((location > 0) & (location < POINTS) & ~mask)
         cpu = self._cpus(segment, plain)
         self._times(segment, plain)
+        if self._has_group:
+            self._unnamed.feed(segment.numbers("cgroup")[plain])
         index, keys = plain + segment.start, cpu * POINTS + location[plain]
         yield from self._marks.feed(segment, rows, seq, index, keys, unsure_at)
         if self._has_serial:
@@ -179,6 +185,8 @@ class _Decoder(Decoder):
 
     def _told(self, rows: ControlRows) -> Iterator[Told]:
         """What was changed, triggers, what the kernel's sockets said."""
+        for at in np.flatnonzero(rows.location == Named.location).tolist():
+            self._unnamed.tell(rows.decode(at))
         kinds = control.Change.location, control.Trigger.location, Reconciled.location
         for at in np.flatnonzero(np.isin(rows.location, kinds)).tolist():
             if rows.location[at] == Reconciled.location:
@@ -194,7 +202,7 @@ class _Decoder(Decoder):
         mask = control.is_control(location)
         high = np.flatnonzero(mask)
         ports = segment.rows["lport"][high] | segment.rows["rport"][high]
-        strange = (ports != 0) | (location[high] > Reconciled.location)
+        strange = (ports != 0) | (location[high] > Named.location)
         self.problems.add_each(
             high[strange],
             segment.start,
@@ -278,6 +286,7 @@ class _Decoder(Decoder):
             entries = max(report.entries - 1, 0)
             check_serials(problems, last, self._serials, self._sums, entries, found.is_early)
         report.seq_lost, report.seq_gaps = self._sequence.lost, self._sequence.gaps
+        report.notes += self._unnamed.notes()
         report.checkpoints = marks.number - self.before.checkpoints
         if marks.end is not None:
             report.claimed = marks.end[1].checkpoints - self.before.checkpoints

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The filters by unit, container and pod: decides on a control group by its names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from tcpkmon.collector.plan.options import SEVERAL, option
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.whose import Group
+
+GROUP_MADE = "group_made"
+"""The program that tells of new control groups (groups.h)."""
+GROUPS_BY_NAME = 0xFFFFFFFF
+"""The level of filter_settings with which filter_cgroups has what is known of each group."""
+_MOST_PATTERNS, _MOST_CHARACTERS = 64, 512
+
+
+def _patterns(name: str, values: Any) -> tuple[str, ...]:
+    if len(values) > _MOST_PATTERNS:
+        raise UsageError(f"{name}: {len(values):,} of them", f"at most {_MOST_PATTERNS} fit")
+    for text in values:
+        if not text or len(text) > _MOST_CHARACTERS or not text.isprintable():
+            raise UsageError(f"{name}: '{text[:80]}' is no name", "as web, or web-*")
+    return tuple(dict.fromkeys(values))
+
+
+_PATTERNS = replace(SEVERAL, make=_patterns)
+
+
+@dataclass(frozen=True)
+class Named:
+    """Those of Filters (filters.py)."""
+
+    # fmt: off
+    units: tuple[str, ...] = option(
+        "--unit NAME", _PATTERNS, "Sockets of this systemd unit, as nginx.service or "
+        "work-*.scope; also a slice.", True)
+    containers: tuple[str, ...] = option(
+        "--container NAME", _PATTERNS, "Sockets of this container: its name or id.", True)
+    pods: tuple[str, ...] = option(
+        "--pod NAMESPACE/NAME", _PATTERNS, "Sockets of this pod, as shop/cart-*.", True)
+    # fmt: on
+
+    @property
+    def by_name(self) -> bool:
+        """Whether unit, container or pod choose: then groups are decided on as they come, by
+        collector/session/whose.py."""
+        return bool(self.units or self.containers or self.pods)
+
+    def decide(self, group: Group) -> bool:
+        """Whether it is one of those named, as far as its names are known."""
+        names = (
+            (self.units, group.path.split("/")),
+            (self.containers, [group.container, group.container_id, group.container_id[:12]]),
+            (self.pods, [group.pod, group.pod_uid, group.pod.rpartition("/")[2]]),
+        )
+        return all(not asked or _matches(asked, known) for asked, known in names)
+
+    def awaits(self, group: Group) -> bool:
+        """Whether a name that is not known yet would decide."""
+        container, pod = group.unnamed
+        return bool((self.containers and container) or (self.pods and pod))
+
+
+def _matches(patterns: Sequence[str], names: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, one) for one in patterns for name in names if name)

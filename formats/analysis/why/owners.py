@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of the table connections by unit, container or pod."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tcpkmon.formats.analysis.why.assemble import OWNERS, Table
+from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS
+from tcpkmon.formats.base.errors import UsageError
+
+_SUMS = ("bytes_sent", "bytes_received", "retransmissions", "lost_records")
+
+
+def by_owner(table: Table, name: str) -> list[dict[str, Any]]:
+    """For each owner, most bytes first: how many connections, sums, and the limit that held them
+    longest, with its part of their time. Their owner is None where nobody knows it.
+
+    name: one of OWNERS. UsageError where the capture has no ids of control groups.
+    """
+    if name not in OWNERS:
+        raise UsageError(f"--by {name}: no such owner", f"say {', '.join(OWNERS)}")
+    if not np.isfinite(table["cgroup"].astype(np.float64)).any() and len(table["cgroup"]):
+        what = "the capture does not tell whose its connections are"
+        raise UsageError(what, "collect --columns default,cgroup")
+    families = sorted({FAMILY.get(one, one) for one in LIMITS})
+    times: NDArray[np.float64] = np.zeros((len(table["conn_id"]), len(families)))
+    for one in LIMITS:
+        times[:, families.index(FAMILY.get(one, one))] += table[f"us_{one}"]
+    rows = []
+    for owner in dict.fromkeys(table[name].tolist()):
+        mine = np.flatnonzero(np.array([one == owner for one in table[name]], np.bool_))
+        held = times[mine].sum(axis=0)
+        longest = int(held.argmax())
+        rows.append({
+            name: owner, "connections": len(mine),
+            **{one: int(table[one][mine].sum()) for one in _SUMS},
+            "main_limit": families[longest] if held.any() else None,
+            "main_share": float(held[longest] / held.sum()) if held.any() else None,
+        })  # fmt: skip
+    return sorted(rows, key=lambda row: -(row["bytes_sent"] + row["bytes_received"]))
