@@ -31,6 +31,7 @@ import struct
 import threading
 import time
 from collections.abc import Mapping
+from ctypes import byref, c_uint64
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from tcpkmon.collector.linux import bpf
 from tcpkmon.collector.linux.syscalls import possible_cpus, wait_for_running
 from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.collector.ring.threshold import Threshold
+from tcpkmon.collector.ring.words import Word, find_library
 
 _RINGS, _HEADS = "klogger_rings", "klogger_heads"
 """Maps: the ring buffers by CPU, and struct klogger_ring by CPU."""
@@ -137,21 +139,22 @@ class BpfRing:
             undo.callback(os.close, self.fd)
             heads = mmap.mmap(maps[_HEADS], possible_cpus() * _HEAD_BYTES)
             self._head = np.frombuffer(heads, np.uint64).reshape(-1, _HEAD_BYTES // 8)[cpu]
-            self._consumer = np.frombuffer(mmap.mmap(self.fd, mmap.PAGESIZE), np.uint64, 1)
+            self._wake_at = Word(self._head[_WAKE_AT:])
+            self._consumer = Word(np.frombuffer(mmap.mmap(self.fd, mmap.PAGESIZE), np.uint64, 1))
             # A page with the producer's position, then the rows, twice.
             self._memory = mmap.mmap(
                 self.fd, mmap.PAGESIZE + 2 * size_bytes, mmap.MAP_SHARED, mmap.PROT_READ,
                 offset=mmap.PAGESIZE,
             )  # fmt: skip
-            self._producer = np.frombuffer(self._memory, np.uint64, 1)
+            self._producer = Word(np.frombuffer(self._memory, np.uint64, 1))
             if adopted is None:
                 self._head[:] = 0
                 bpf.map_update(maps[_RINGS], struct.pack("=I", cpu), struct.pack("=I", self.fd))
             else:
-                self._read = int(self._consumer[0]) // row
+                self._read = self._consumer.load() // row
             self.begun_at = self._read
             """How many of its records others had released."""
-            self._head[_WAKE_AT] = self._threshold.move(self._read)
+            self._wake_at.store(self._threshold.move(self._read))
             undo.pop_all()
 
     def is_dead(self) -> bool:
@@ -166,24 +169,18 @@ class BpfRing:
     def is_due(self) -> bool:
         if self.held_up:
             return not int(self._headers(1)[0]) & _BUSY
-        return int(self._producer[0]) >= self._threshold.due_at * self._row
+        return self._producer.peek() >= self._threshold.due_at * self._row
 
     def drain(self) -> list[Batch]:
         before_ns = time.monotonic_ns()
-        # One aligned 8-byte load, then one of 4 bytes for each header. x86 keeps loads in order, so
-        # a record is whole once its busy bit is clear. Other machines need a barrier here:
-        # loader/prepare.py refuses to start there.
-        count = int(self._producer[0]) // self._row - self._read
-        headers = self._headers(count)
-        self.held_up = bool(count) and int(headers.max()) & _BUSY != 0
-        if self.held_up:
-            count = int(np.argmax(headers >= _BUSY))
-        else:
+        begin, offset = self._read, self._offset() + _HEADER_BYTES
+        self.held_up = self._advance()
+        if not self.held_up:
             self._whole_ns = before_ns
+        count = self._read - begin
         entries: NDArray[Any] = np.ndarray(
-            (count,), self._dtype, self._memory, self._offset() + _HEADER_BYTES, (self._row,)
+            (count,), self._dtype, self._memory, offset, (self._row,)
         )
-        self._read += count
         return [Batch(self._cpu, entries, self._whole_ns)]
 
     @property
@@ -193,21 +190,22 @@ class BpfRing:
 
     def free(self) -> None:
         self.release(self._read)
-        self._head[_WAKE_AT] = self._threshold.move(self._read)
+        self._wake_at.store(self._threshold.move(self._read))
 
     def hold(self) -> None:
         """As free(), but drained records stay until release(), if they fill at most three quarters
         of the ring. It is due at the latest when half of what is free then is filled."""
         self.release(self._read - self._rows * 3 // 4)
-        free = self._rows - (self._read - int(self._consumer[0]) // self._row)
+        free = self._rows - (self._read - self._consumer.peek() // self._row)
         due_at = min(self._threshold.move(self._read), self._read + max(1, free // 2))
-        self._head[_WAKE_AT] = self._threshold.due_at = due_at
+        self._threshold.due_at = due_at
+        self._wake_at.store(due_at)
 
     def release(self, count: int) -> None:
         """Give back the space of the ring's first `count` records. Any thread may call it."""
         with self._releasing:
-            if self._is_open and count * self._row > int(self._consumer[0]):
-                self._consumer[0] = count * self._row
+            if self._is_open and count * self._row > self._consumer.peek():
+                self._consumer.store(count * self._row)
 
     def lost(self) -> int:
         return int(self._head[_FULL])
@@ -215,8 +213,23 @@ class BpfRing:
     def close(self) -> None:
         with self._releasing:
             self._is_open = False
-            del self._head, self._consumer, self._producer, self._memory
+            del self._head, self._wake_at, self._consumer, self._producer, self._memory
         os.close(self.fd)
+
+    def _advance(self) -> bool:
+        """Move behind the committed records; whether it stops at one that is being built."""
+        if (library := find_library()) is not None:
+            position = c_uint64(self._read * self._row)
+            held_up = library.ring_advance(
+                self._producer.address, self._producer.address + mmap.PAGESIZE, self.size_bytes,
+                self._row, byref(position),
+            )  # fmt: skip
+            self._read = position.value // self._row
+            return bool(held_up)
+        headers = self._headers(self._producer.load() // self._row - self._read)
+        busy = np.flatnonzero(headers & _BUSY)[:1]
+        self._read += int(busy[0]) if len(busy) else len(headers)
+        return len(busy) > 0
 
     def _offset(self) -> int:
         """Where in the memory the next row to read is."""
