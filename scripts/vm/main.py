@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from scripts.vm import guests, kernels, tools
+from scripts.vm import arm64, guests, kernels, tools
 from scripts.vm.guests import OUTCOMES, TIME_IS_UP, Verdict
 from scripts.vm.tools import ROOT, Failure, say
 
@@ -160,6 +160,13 @@ def test_host(tests: Sequence[str], logs: Path) -> Verdict:
     return verdict
 
 
+def get_guest(wanted: str) -> tuple[str, Path]:
+    """A kernel, as get_kernel() has it, and what its machine needs besides."""
+    if kernels.arch_of(wanted) == "arm64":
+        arm64.get_userland()
+    return kernels.get_kernel(wanted)
+
+
 def prepare(names: Sequence[str], is_ci: bool) -> dict[str, tuple[str, Path]]:
     """Fetches the guests' kernels; with --ci, reports and leaves out what cannot be fetched."""
     ready: dict[str, tuple[str, Path]] = {}
@@ -168,10 +175,10 @@ def prepare(names: Sequence[str], is_ci: bool) -> dict[str, tuple[str, Path]]:
         if os.getuid() != 0:
             raise Failure("needs root (sudo)")
         with tools.alone():
-            tools.get_tools()
+            tools.get_tools({kernels.arch_of(kernel) for kernel in wanted})
             for kernel in wanted:
                 try:
-                    release, folder = kernels.get_kernel(kernel)
+                    release, folder = get_guest(kernel)
                     kernels.check_bootable(release, folder)
                     ready[kernel] = release, folder
                 except Failure as failure:
@@ -230,9 +237,9 @@ def main(arguments: list[str], usage: str = "") -> int:
         return 0
     if "--fetch" in options:
         with tools.alone():
-            tools.get_tools()
+            tools.get_tools({kernels.arch_of(wanted) for wanted in names})
             for wanted in names:
-                kernels.get_kernel(wanted)
+                get_guest(wanted)
         return 0
     is_ci = "--ci" in options
     verdicts = test_all(names, more, is_ci, is_ci or "--parallel" in options)

@@ -129,7 +129,7 @@ def test_time_that_runs_out_excuses_no_failure(
 def test_what_cannot_be_had_is_not_tested(
     vmtest: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def get_tools() -> None:
+    def get_tools(machines: object) -> None:
         raise vmtest.Failure("apt-get failed: no network")
 
     monkeypatch.setattr(tools, "get_tools", get_tools)
@@ -150,7 +150,7 @@ def test_a_kernel_that_cannot_be_had_is_left_out(
         return f"{wanted}.0-1-amd64", Path("/nowhere")
 
     boots((ALL, ""), (ALL, ""))
-    monkeypatch.setattr(tools, "get_tools", lambda: None)
+    monkeypatch.setattr(tools, "get_tools", lambda machines: None)
     monkeypatch.setattr(kernels, "check_bootable", lambda *_: None)
     monkeypatch.setattr(kernels, "get_kernel", get_kernel)
     monkeypatch.setattr("os.getuid", lambda: 0)
@@ -170,7 +170,7 @@ def test_ci_parts_the_tests_among_three_kernels(
         return guests.Verdict(kernel[0], dict.fromkeys(tests, "passed"))
 
     monkeypatch.setattr(vmtest, "test_guest", test_guest)
-    monkeypatch.setattr(tools, "get_tools", lambda: None)
+    monkeypatch.setattr(tools, "get_tools", lambda machines: None)
     release = {"newest": "7.3.4-amd64", "newest-rt": "7.3.4-rt-amd64"}.get
     get = lambda wanted: (release(wanted, wanted), Path("/nowhere"))  # noqa: E731
     monkeypatch.setattr(kernels, "check_bootable", lambda *_: None)
@@ -297,8 +297,8 @@ def test_a_kernel_without_9p_is_not_booted(tmp_path: Path) -> None:
 
 
 def test_the_systems_sources_and_lists_are_not_used(lists: list[tuple[str, ...]]) -> None:
-    kernels.list_packages()
-    kernels.list_packages()
+    kernels.list_packages("amd64")
+    kernels.list_packages("amd64")
     updates = [command for command in lists if "update" in command]
     assert len(updates) == 1, "not again on the same day"
     own = str(tools.cache() / "apt")
