@@ -31,7 +31,6 @@ import struct
 import threading
 import time
 from collections.abc import Mapping
-from ctypes import byref, c_uint64
 from typing import Any
 
 import numpy as np
@@ -41,7 +40,7 @@ from tcpkmon.collector.linux import bpf
 from tcpkmon.collector.linux.syscalls import possible_cpus, wait_for_running
 from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.collector.ring.threshold import Threshold
-from tcpkmon.collector.ring.words import Word, find_library
+from tcpkmon.collector.ring.words import Producer, Word
 
 _RINGS, _HEADS = "klogger_rings", "klogger_heads"
 """Maps: the ring buffers by CPU, and struct klogger_ring by CPU."""
@@ -49,8 +48,6 @@ _WAKE_AT, _FULL = 1, 2
 """Words of struct klogger_ring."""
 _HEAD_BYTES = 64
 _HEADER_BYTES = 8
-_BUSY = 1 << 31
-"""BPF_RINGBUF_BUSY_BIT of linux/bpf.h."""
 
 
 class BpfRings:
@@ -124,7 +121,6 @@ class BpfRing:
         self._cpu = cpu
         self._dtype = dtype
         self._row = row
-        self._mask = size_bytes - 1
         self.size_bytes = size_bytes
         self._read = 0
         """Records."""
@@ -146,7 +142,7 @@ class BpfRing:
                 self.fd, mmap.PAGESIZE + 2 * size_bytes, mmap.MAP_SHARED, mmap.PROT_READ,
                 offset=mmap.PAGESIZE,
             )  # fmt: skip
-            self._producer = Word(np.frombuffer(self._memory, np.uint64, 1))
+            self._producer = Producer(self._memory, size_bytes, row)
             if adopted is None:
                 self._head[:] = 0
                 bpf.map_update(maps[_RINGS], struct.pack("=I", cpu), struct.pack("=I", self.fd))
@@ -168,19 +164,20 @@ class BpfRing:
     @property
     def is_due(self) -> bool:
         if self.held_up:
-            return not int(self._headers(1)[0]) & _BUSY
+            return not self._producer.is_busy(self._read * self._row)[0]
         return self._producer.peek() >= self._threshold.due_at * self._row
 
     def drain(self) -> list[Batch]:
         before_ns = time.monotonic_ns()
-        begin, offset = self._read, self._offset() + _HEADER_BYTES
-        self.held_up = self._advance()
+        position = self._read * self._row
+        end, self.held_up = self._producer.advance(position)
         if not self.held_up:
             self._whole_ns = before_ns
-        count = self._read - begin
+        count, place = (end - position) // self._row, self._producer.place(position)
         entries: NDArray[Any] = np.ndarray(
-            (count,), self._dtype, self._memory, offset, (self._row,)
+            (count,), self._dtype, self._memory, place + _HEADER_BYTES, (self._row,)
         )
+        self._read += count
         return [Batch(self._cpu, entries, self._whole_ns)]
 
     @property
@@ -215,32 +212,6 @@ class BpfRing:
             self._is_open = False
             del self._head, self._wake_at, self._consumer, self._producer, self._memory
         os.close(self.fd)
-
-    def _advance(self) -> bool:
-        """Move behind the committed records; whether it stops at one that is being built."""
-        if (library := find_library()) is not None:
-            position = c_uint64(self._read * self._row)
-            held_up = library.ring_advance(
-                self._producer.address, self._producer.address + mmap.PAGESIZE, self.size_bytes,
-                self._row, byref(position),
-            )  # fmt: skip
-            self._read = position.value // self._row
-            return bool(held_up)
-        headers = self._headers(self._producer.load() // self._row - self._read)
-        busy = np.flatnonzero(headers & _BUSY)[:1]
-        self._read += int(busy[0]) if len(busy) else len(headers)
-        return len(busy) > 0
-
-    def _offset(self) -> int:
-        """Where in the memory the next row to read is."""
-        return mmap.PAGESIZE + (self._read * self._row & self._mask)
-
-    def _headers(self, count: int) -> NDArray[np.uint32]:
-        """The length words of the next rows to read."""
-        headers: NDArray[np.uint32] = np.ndarray(
-            (count,), np.uint32, self._memory, self._offset(), (self._row,)
-        )
-        return headers
 
 
 def _make_ring(size_bytes: int) -> int:

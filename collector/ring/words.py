@@ -8,7 +8,8 @@ numpy's loads and stores; loader/prepare.py refuses to start on other machines.
 from __future__ import annotations
 
 import functools
-from ctypes import CDLL, PyDLL, c_int, c_uint64
+import mmap
+from ctypes import CDLL, PyDLL, byref, c_int, c_uint64
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ _SIGNATURES: dict[str, tuple[Any, str]] = {
     "ring_store": (None, "p8"),
     "ring_advance": (c_int, "pp88p"),
 }
+_BUSY = 1 << 31
+"""BPF_RINGBUF_BUSY_BIT of linux/bpf.h."""
 
 
 @functools.cache
@@ -55,3 +58,41 @@ class Word:
             self._word[0] = value
         else:
             library.ring_store(self.address, value)
+
+
+class Producer(Word):
+    """The kernel's position in a BPF ring, at the beginning of the memory, and the ring's rows.
+
+    The rows are behind a page, twice, one after the other. row: bytes; positions are bytes that
+    only grow.
+    """
+
+    def __init__(self, memory: mmap.mmap, size_bytes: int, row: int) -> None:
+        super().__init__(np.frombuffer(memory, np.uint64, 1))
+        self._memory = memory
+        self._size_bytes = size_bytes
+        self._row = row
+
+    def place(self, position: int) -> int:
+        """Where in the memory the row at this position begins."""
+        return mmap.PAGESIZE + (position & (self._size_bytes - 1))
+
+    def is_busy(self, position: int, count: int = 1) -> NDArray[np.bool_]:
+        """Whether each of the rows from this position on is being built."""
+        lengths: NDArray[np.uint32] = np.ndarray(
+            (count,), np.uint32, self._memory, self.place(position), (self._row,)
+        )
+        return lengths >= _BUSY
+
+    def advance(self, position: int) -> tuple[int, bool]:
+        """The position behind the committed records, which are visible afterwards, and whether
+        there is one that is being built."""
+        if (library := find_library()) is None:
+            busy = self.is_busy(position, (self.load() - position) // self._row)
+            done = int(np.argmax(busy)) if busy.any() else len(busy)
+            return position + done * self._row, done < len(busy)
+        end = c_uint64(position)
+        held_up = library.ring_advance(
+            self.address, self.address + mmap.PAGESIZE, self._size_bytes, self._row, byref(end)
+        )
+        return end.value, bool(held_up)

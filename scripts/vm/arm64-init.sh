@@ -25,6 +25,10 @@ mount -t debugfs debug /new/sys/kernel/debug
 mount -t tracefs trace /new/sys/kernel/tracing
 mount -t cgroup2 cgroup /new/sys/fs/cgroup
 mount -t 9p -o "$share" results "/new$results"
+# The kernel starts this one, from here.
+mkdir /sbin
+printf '#!/bin/sh\nexec chroot /new /sbin/modprobe "$@"\n' >/sbin/modprobe
+chmod 755 /sbin/modprobe
 # The repository's environment has packages of another machine. tcpkmon itself is not one of them.
 tree=/new$root
 site=$tree/.venv/lib/python$python/site-packages

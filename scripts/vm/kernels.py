@@ -114,7 +114,9 @@ def fits(release: str, wanted: str) -> bool:
     if release == wanted:
         return True
     name = _NAME.fullmatch(wanted)
-    if name is None or flavour_of(release) != (name[2] or "") or arch_of(release) != arch_of(wanted):
+    if name is None or arch_of(release) != arch_of(wanted):
+        return False
+    if flavour_of(release) != (name[2] or ""):
         return False
     return name[1] == "newest" or release.startswith(f"{name[1]}.")
 

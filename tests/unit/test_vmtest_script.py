@@ -212,6 +212,10 @@ linux-modules-7.3.4+deb13-amd64 - Linux 7.3.4 for 64-bit PCs (modules)
 linux-modules-7.3.4+deb13-rt-amd64 - Linux 7.3.4 for 64-bit PCs (modules)
 linux-modules-7.4.1+deb14-amd64 - Linux 7.4.1 for 64-bit PCs (modules)
 """
+ARM64_LISTING = """\
+linux-image-6.1.0-56-arm64 - Linux 6.1 for 64-bit ARMv8 machines (signed)
+linux-image-6.12.90+deb13-arm64-16k - Linux 6.12 for 64-bit ARMv8 machines with 16k pages (signed)
+"""
 
 
 @pytest.fixture
@@ -223,7 +227,8 @@ def lists(vmtest: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str
         commands.append(command)
         if "download" in command:
             make_packages(Path(options["cwd"]), command[command.index("download") + 1 :])
-        return LISTING if command[0] == "apt-cache" else ""
+        listing = ARM64_LISTING if "APT::Architecture=arm64" in command else LISTING
+        return listing if command[0] == "apt-cache" else ""
 
     monkeypatch.setattr(kernels, "run", run)
     monkeypatch.setattr(kernels, "KEYRING", SCRIPT)
@@ -251,6 +256,8 @@ def make_packages(folder: Path, packages: Sequence[str]) -> None:
         ("7.3-rt", "7.3.4+deb13-rt-amd64"),
         ("newest-rt", "7.3.4+deb13-rt-amd64"),
         ("7.2-cloud", "7.2.13+deb14-cloud-amd64"),
+        ("arm64-6.1", "6.1.0-56-arm64"),
+        ("arm64-newest-16k", "6.12.90+deb13-arm64-16k"),
     ],
 )
 def test_what_a_name_stands_for(lists: list[tuple[str, ...]], name: str, release: str) -> None:
@@ -266,7 +273,8 @@ def test_a_name_that_stands_for_none(lists: list[tuple[str, ...]], name: str) ->
 def test_the_list(vmtest: ModuleType, lists: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert vmtest.main(["--list"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [row[0] for row in rows] == ["6.1", "6.12", "7.2-cloud", "7.3", "7.3-rt"]
+    names = ["6.1", "6.12", "7.2-cloud", "7.3", "7.3-rt"]
+    assert [row[0] for row in rows] == [*names, "arm64-6.1", "arm64-6.12-16k"]
     assert rows[1][1] == "6.12.90+deb13.1-amd64"
 
 
