@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The least that a machine must do: a counted transfer is recorded, proven, and as ss has it."""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.ring.words import find_library
+from tests.live.capturing import Records, capturing_each, connected, look, wait_until, within
+from tests.live.faults import verify
+
+ROUNDS, SIZE = 20, 10_000
+IN_SS = {
+    "snd_cwnd_segs": r"cwnd:(\d+)", "mss": r" mss:(\d+)", "rcv_mss": r"rcvmss:(\d+)",
+    "bytes_acked": r"bytes_acked:(\d+)", "bytes_received": r"bytes_received:(\d+)",
+    "segs_in": r"segs_in:(\d+)", "segs_out": r"segs_out:(\d+)", "snd_wnd": r"snd_wnd:(\d+)",
+    "rcv_ssthresh": r"rcv_ssthresh:(\d+)", "sk_rcvbuf": r",rb(\d+)",
+}  # fmt: skip
+
+
+def test_a_counted_transfer(lab: Lab, tmp_path: Path) -> None:
+    assert platform.machine() == "x86_64" or find_library() is not None
+    options = {"default": within(lab), "calls": (*within(lab), "--columns", "all", "--locations", "RECEIVE_CALL")}
+    with capturing_each(tmp_path, options) as running:
+        with connected(lab) as pair:
+            for _ in range(ROUNDS):
+                pair.exchange(SIZE)
+            command = ["ss", "-tinmH", f"sport = :{pair.client_port}"]
+            wait_until(lambda: "unacked" not in lab.a.command(command))
+            look(pair.client)
+            said, port = lab.a.command(command), pair.client_port
+        default, calls = running["default"].stop(), running["calls"].stop()
+    default.check_complete()
+    calls.check_complete()
+    verify(tmp_path / "default.pm", 0)
+    last = calls.records.where(lport=port)
+    for column, pattern in IN_SS.items():
+        found = re.search(pattern, said)
+        assert found and last.last(column) == int(found[1]), column
+    check_bytes(default.records, port)
+
+
+def check_bytes(records: Records, port: int) -> None:
+    """The segments that both ends received have all bytes of both directions, in order."""
+    for end in (records.where(lport=port), records.where(rport=port)):
+        segments = end.at("SEGMENT_RECEIVED")
+        assert segments["seg_len"].sum() == ROUNDS * SIZE
+        assert (segments["seq_no"][1:] > segments["seq_no"][:-1]).all()
+        assert len(end.at("DESTROY")) == 1
