@@ -85,9 +85,10 @@ def boot_command(release: str, folder: Path, results: Path) -> list[str]:
     seen = root / ROOT.relative_to("/")
     for place in (seen, root / "usr/lib/modules"):
         place.mkdir(parents=True, exist_ok=True)
+    options = ("-std=c11", "-O3", "-fvisibility=hidden", "-shared", "-fPIC")  # as in setup.py
     for library in LIBRARIES:
-        run("aarch64-linux-gnu-gcc", "-std=c11", "-O3", "-fvisibility=hidden", "-shared", "-fPIC",
-            "-o", str(results / f"_{Path(library).name}.so"), str(ROOT / f"{library}.c"))  # fmt: skip
+        made = results / f"_{Path(library).name}.so"
+        run("aarch64-linux-gnu-gcc", *options, "-o", str(made), str(ROOT / f"{library}.c"))
     initrd = make_initrd(folder / "lib/modules" / release, root / "usr/bin/busybox", results)
     files = [
         argument
@@ -118,8 +119,9 @@ def make_initrd(modules: Path, busybox: Path, results: Path) -> Path:
         content = path.read_bytes()
         module = lzma.decompress(content) if path.suffix == ".xz" else content
         (work / f"modules/{number:02}-{path.name}").write_bytes(module)
-    settings = f"root={shlex.quote(str(ROOT))} results={shlex.quote(str(results))} python={PYTHON}\n"
-    (work / "settings").write_text(settings)
+    settings = {"root": ROOT, "results": results, "python": PYTHON}
+    lines = [f"{name}={shlex.quote(str(value))}\n" for name, value in settings.items()]
+    (work / "settings").write_text("".join(lines))
     shutil.copy(ROOT / "scripts/vm/arm64-init.sh", work / "init")
     archive = 'cd "$1" && find . | busybox cpio -o -H newc >"$2"'
     run("sh", "-c", archive, "sh", str(work), str(image))

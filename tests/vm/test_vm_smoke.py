@@ -23,7 +23,8 @@ IN_SS = {
 
 def test_a_counted_transfer(lab: Lab, tmp_path: Path) -> None:
     assert platform.machine() == "x86_64" or find_library() is not None
-    options = {"default": within(lab), "calls": (*within(lab), "--columns", "all", "--locations", "RECEIVE_CALL")}
+    every = ("--columns", "all", "--locations", "RECEIVE_CALL")
+    options = {"default": within(lab), "calls": (*within(lab), *every)}
     with capturing_each(tmp_path, options) as running:
         with connected(lab) as pair:
             for _ in range(ROUNDS):
