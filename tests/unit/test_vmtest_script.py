@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scripts.vm import guests, kernels, main, tools
+from scripts.vm import arm64, guests, kernels, main, tools
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "vmtest"
 KERNEL = ("6.1.0-1-amd64", Path("/nowhere"))
@@ -175,6 +175,7 @@ def test_ci_parts_the_tests_among_three_kernels(
     get = lambda wanted: (release(wanted, wanted), Path("/nowhere"))  # noqa: E731
     monkeypatch.setattr(kernels, "check_bootable", lambda *_: None)
     monkeypatch.setattr(kernels, "get_kernel", get)
+    monkeypatch.setattr(arm64, "get_userland", lambda: None)
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert vmtest.main(["--ci"]) == 0
     assert {*asked["6.1"], *asked["7.3.4-amd64"], *asked["6.12"]} == {*vmtest.CI_TESTS}
@@ -184,6 +185,9 @@ def test_ci_parts_the_tests_among_three_kernels(
     assert vmtest.main(["--full"]) == 0
     assert asked["5.10"] == vmtest.OLD_TESTS
     assert asked["6.12"] == asked["7.3.4-rt-amd64"] == (*vmtest.CI_TESTS, *vmtest.MORE_TESTS)
+    assert asked["arm64-6.1"] == vmtest.ARM64_TESTS
+    assert vmtest.main(["arm64-6.1", "--all"]) == 0
+    assert asked["arm64-6.1"] == asked["6.12"]
 
 
 def test_a_panic_is_seen_and_a_program_that_crashed_is_none() -> None:
