@@ -10,10 +10,10 @@ struct super_block;
 struct task_io_accounting;
 enum pageflags;
 
-#define DISK_PAGE           KLOGGER_PAGE_SIZE
-#define DISK_TYPE           0170000
-#define DISK_REGULAR        0100000
-#define DISK_DSYNC          010000
+#define DISK_PAGE    KLOGGER_PAGE_SIZE
+#define DISK_TYPE    0170000
+#define DISK_REGULAR 0100000
+#define DISK_DSYNC   010000
 #if defined(__TARGET_ARCH_arm64)
 #define DISK_DIRECT 0200000
 #else

@@ -17,8 +17,8 @@ struct klogger_ring {
     u64 unused[5];
 };
 
-/* A count that the collector compares with others, so other CPUs must see it in its order: an atomic
- * operation whose result is used is a full barrier, on arm64 too.
+/* A count that the collector compares with others, so other CPUs must see it in its order: an
+ * atomic operation whose result is used is a full barrier, on arm64 too.
  */
 static __always_inline void klogger_count_in_order(u64 *counter) {
     u64 before = __sync_fetch_and_add(counter, 1);

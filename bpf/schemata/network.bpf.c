@@ -68,8 +68,7 @@ PROBE(net_calls,
     struct sock *sk, *listener;
     u32 pid, descriptor;
 
-    if (number == CALL_SOCKET || number == CALL_ACCEPT ||
-        number == CALL_ACCEPT4) {
+    if (number == CALL_SOCKET || number == CALL_ACCEPT || number == CALL_ACCEPT4) {
         descriptor = result;
         if (result < 0)
             return;

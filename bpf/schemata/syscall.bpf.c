@@ -12,7 +12,7 @@
 
 BPF_ARRAY(syscall_left_out, u32, SYSCALL_NUMBERS);
 
-#define SYSCALL_COMPAT  0x20000000
+#define SYSCALL_COMPAT 0x20000000
 
 static __always_inline int syscall_is_wanted(u32 number) {
     u32 key = number < SYSCALL_NUMBERS - 1 ? number : SYSCALL_NUMBERS - 1;
@@ -33,13 +33,11 @@ PROBE(syscall_enters, "SYSCALL_START", "btf:sys_enter raw:sys_enter")
         return;
     task = klogger_current_task();
     if (compat)
-        klogger(SYSCALL_START, KLOGGER_TASK(task), number, CALL_PC(DIRECT, registers),
-                CALL_COMPAT_ARGUMENT(DIRECT, registers, 0),
-                CALL_COMPAT_ARGUMENT(DIRECT, registers, 1),
-                CALL_COMPAT_ARGUMENT(DIRECT, registers, 2),
-                CALL_COMPAT_ARGUMENT(DIRECT, registers, 3),
-                CALL_COMPAT_ARGUMENT(DIRECT, registers, 4),
-                CALL_COMPAT_ARGUMENT(DIRECT, registers, 5));
+        klogger(
+            SYSCALL_START, KLOGGER_TASK(task), number, CALL_PC(DIRECT, registers),
+            CALL_COMPAT_ARGUMENT(DIRECT, registers, 0), CALL_COMPAT_ARGUMENT(DIRECT, registers, 1),
+            CALL_COMPAT_ARGUMENT(DIRECT, registers, 2), CALL_COMPAT_ARGUMENT(DIRECT, registers, 3),
+            CALL_COMPAT_ARGUMENT(DIRECT, registers, 4), CALL_COMPAT_ARGUMENT(DIRECT, registers, 5));
     else
         klogger(SYSCALL_START, KLOGGER_TASK(task), number, CALL_PC(DIRECT, registers),
                 CALL_ARGUMENT(DIRECT, registers, 0), CALL_ARGUMENT(DIRECT, registers, 1),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* The enum of syscall.conf for arm64, by scripts/syscalls: collector/plan/schema_sources.py. A call of
- * a 32-bit program has its number there plus 536870912, without a name.
+/* The enum of syscall.conf for arm64, by scripts/syscalls: collector/plan/schema_sources.py. A call
+ * of a 32-bit program has its number there plus 536870912, without a name.
  */
 enum syscall {
     io_setup = 0,

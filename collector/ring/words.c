@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The words that the kernel and this process share of a ring, in their order: for words.py. On x86-64
- * these are plain loads and stores; arm64 shows in any other order what another CPU has stored.
+ * The words that the kernel and this process share of a ring, in their order: for words.py. On
+ * x86-64 these are plain loads and stores; arm64 shows in any other order what another CPU has
+ * stored.
  */
 #include <stdatomic.h>
 #include <stdint.h>
@@ -9,7 +10,7 @@
 #define VERSION 1
 #define BUSY    (UINT32_C(1) << 31) /* BPF_RINGBUF_BUSY_BIT of linux/bpf.h */
 
-#define EXPORT  __attribute__((visibility("default")))
+#define EXPORT __attribute__((visibility("default")))
 
 EXPORT int ring_version(void) {
     return VERSION;
