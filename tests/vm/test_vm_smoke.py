@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.ring.words import find_library
+from tcpkmon.formats.verify import verify_file
 from tests.live.capturing import Records, capturing_each, connected, look, wait_until, within
-from tests.live.faults import verify
 
 ROUNDS, SIZE = 20, 10_000
 IN_SS = {
@@ -36,7 +36,8 @@ def test_a_counted_transfer(lab: Lab, tmp_path: Path) -> None:
         default, calls = running["default"].stop(), running["calls"].stop()
     default.check_complete()
     calls.check_complete()
-    verify(tmp_path / "default.pm", 0)
+    proof = verify_file(tmp_path / "default.pm").as_json()
+    assert proof["exit_code"] == 0, proof
     last = calls.records.where(lport=port)
     for column, pattern in IN_SS.items():
         found = re.search(pattern, said)
