@@ -308,6 +308,15 @@ def test_a_kernel_without_9p_is_not_booted(tmp_path: Path) -> None:
         kernels.check_bootable("7.3.4-amd64", tmp_path)
 
 
+def test_modules_come_after_what_they_need(tmp_path: Path) -> None:
+    rows = ["k/fs/9p/9p.ko.xz: k/net/9pnet.ko.xz k/fs/netfs.ko", "k/net/9pnet.ko.xz:",
+            "k/drivers/virtio-pci.ko: k/a/legacy.ko k/a/modern.ko"]  # fmt: skip
+    (tmp_path / "modules.dep").write_text("\n".join(rows))
+    found = arm64.in_order(tmp_path, ("virtio_pci", "9p", "built_in"))
+    names = ["modern.ko", "legacy.ko", "virtio-pci.ko", "netfs.ko", "9pnet.ko.xz", "9p.ko.xz"]
+    assert [path.name for path in found] == names
+
+
 def test_the_systems_sources_and_lists_are_not_used(lists: list[tuple[str, ...]]) -> None:
     kernels.list_packages("amd64")
     kernels.list_packages("amd64")
