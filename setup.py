@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pyproject.toml cannot say: formats/lines/lines.c is compiled where there is a compiler."""
+"""What pyproject.toml cannot say: some files are compiled where there is a C compiler.
+
+Without it text is written slowly, and only x86-64 can read rings.
+"""
+
+from pathlib import Path
 
 from setuptools import Extension, setup
 
-# Not a module of Python: formats.lines.native loads it by ctypes.
-LINES = Extension(
-    "tcpkmon.formats.lines._lines",
-    ["tcpkmon/formats/lines/lines.c"],
-    depends=[f"tcpkmon/formats/lines/{name}.h" for name in ("column", "numbers", "plan", "table")],
-    extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden"],
-    optional=True,
-)
 
-setup(ext_modules=[LINES])
+def compiled(folder: str, name: str) -> Extension:
+    """No module of Python: formats/base/compiled.py loads it by ctypes."""
+    return Extension(
+        f"tcpkmon.{folder.replace('/', '.')}._{name}",
+        [f"tcpkmon/{folder}/{name}.c"],
+        depends=[str(path) for path in sorted(Path("tcpkmon", folder).glob("*.h"))],
+        extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden"],
+        optional=True,
+    )
+
+
+setup(ext_modules=[compiled("formats/lines", "lines"), compiled("collector/ring", "words")])

@@ -6,18 +6,19 @@ struct file;
 struct files_struct;
 struct folio;
 struct inode;
-struct pt_regs;
 struct super_block;
 struct task_io_accounting;
-struct thread_info;
 enum pageflags;
 
-#define DISK_PAGE           4096
-#define DISK_OF_COMPAT      2
-#define DISK_TYPE           0170000
-#define DISK_REGULAR        0100000
-#define DISK_DSYNC          010000
-#define DISK_DIRECT         040000
+#define DISK_PAGE    KLOGGER_PAGE_SIZE
+#define DISK_TYPE    0170000
+#define DISK_REGULAR 0100000
+#define DISK_DSYNC   010000
+#if defined(__TARGET_ARCH_arm64)
+#define DISK_DIRECT 0200000
+#else
+#define DISK_DIRECT 040000
+#endif
 #define DISK_RWF_SYNC       6  /* RWF_DSYNC, RWF_SYNC */
 #define DISK_SB_SYNC        16 /* SB_SYNCHRONOUS */
 #define DISK_CALL_READS     0
@@ -51,33 +52,25 @@ static __always_inline struct disk_call *disk_this_call(void) {
     return disk_calls.lookup(&tid);
 }
 
-static __always_inline int disk_is_compat(struct task_struct *task) {
-#ifdef HAVE_thread_info_status
-    return READ(1, task, thread_info.status) & DISK_OF_COMPAT;
-#else
-    return 0;
-#endif
-}
-
 /* How a call of this number uses a file (DISK_CALL_); -1: not at all. */
 static __always_inline int disk_kind_of(u32 number) {
     switch (number) {
-    case 0:   /* read */
-    case 17:  /* pread64 */
-    case 19:  /* readv */
-    case 40:  /* sendfile */
-    case 295: /* preadv */
-    case 327: /* preadv2 */
+    case CALL_READ:
+    case CALL_PREAD64:
+    case CALL_READV:
+    case CALL_SENDFILE:
+    case CALL_PREADV:
+    case CALL_PREADV2:
         return DISK_CALL_READS;
-    case 1:   /* write */
-    case 18:  /* pwrite64 */
-    case 20:  /* writev */
-    case 296: /* pwritev */
-    case 328: /* pwritev2 */
+    case CALL_WRITE:
+    case CALL_PWRITE64:
+    case CALL_WRITEV:
+    case CALL_PWRITEV:
+    case CALL_PWRITEV2:
         return DISK_CALL_WRITES;
-    case 74:  /* fsync */
-    case 75:  /* fdatasync */
-    case 277: /* sync_file_range */
+    case CALL_FSYNC:
+    case CALL_FDATASYNC:
+    case CALL_SYNC_FILE_RANGE:
         return DISK_CALL_SYNCS;
     }
     return -1;
@@ -113,11 +106,11 @@ static __always_inline void disk_call_begins(const int direct, struct pt_regs *r
     struct file *file;
     u64 place;
 
-    if (what < 0 || disk_is_compat(task) || is_collector())
+    if (what < 0 || call_is_compat() || is_collector())
         return;
     /* sendfile(to, from, offset, count) */
-    file = disk_file_of(task,
-                        number == 40 ? READ(direct, registers, si) : READ(direct, registers, di));
+    file = disk_file_of(task, number == CALL_SENDFILE ? CALL_ARGUMENT(direct, registers, 1)
+                                                      : CALL_ARGUMENT(direct, registers, 0));
     if (!file)
         return;
     inode = READ(0, file, f_inode);
@@ -128,13 +121,13 @@ static __always_inline void disk_call_begins(const int direct, struct pt_regs *r
     call.synchronous = (flags & DISK_DSYNC) || (READ(0, inode, i_flags) & 1) ||
                        (READ(0, super, s_flags) & DISK_SB_SYNC);
     call.direct = !!(flags & DISK_DIRECT);
-    if (number == 328 && (READ(direct, registers, r9) & DISK_RWF_SYNC))
+    if (number == CALL_PWRITEV2 && (CALL_ARGUMENT(direct, registers, 5) & DISK_RWF_SYNC))
         call.synchronous = 1;
-    if (number == 17 || number == 18 || number == 295 || number == 296 || number == 327 ||
-        number == 328) {
-        call.offset = READ(direct, registers, r10);
-    } else if (number == 40) {
-        place = READ(direct, registers, dx);
+    if (number == CALL_PREAD64 || number == CALL_PWRITE64 || number == CALL_PREADV ||
+        number == CALL_PWRITEV || number == CALL_PREADV2 || number == CALL_PWRITEV2) {
+        call.offset = CALL_ARGUMENT(direct, registers, 3);
+    } else if (number == CALL_SENDFILE) {
+        place = CALL_ARGUMENT(direct, registers, 2);
         if (place)
             bpf_probe_read_user(&call.offset, sizeof(call.offset), (void *)place);
     }

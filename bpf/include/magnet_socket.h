@@ -140,14 +140,19 @@ static __always_inline int magnet_leaves_out(const struct filter_settings *setti
 
 /* What the identity cache knows of a socket; returns 0 if that is nothing. */
 static __always_inline int magnet_recall(struct sock *sk, struct magnet_who *who) {
-    u64 number = number_of((u64)sk), id, named;
-    struct known *row = known_row(number);
+    u64 number = number_of((u64)sk), before, id, named;
+    const struct known *row = known_row(number);
 
-    if (!row || *(volatile u64 *)&row->sk != number)
+    if (!row)
         return 0;
-    id = *(volatile u64 *)&row->id;
-    named = *(volatile u64 *)&row->named;
-    if (named != (id ? id : MAGNET_NOT_NAMED) || *(volatile u64 *)&row->sk != number)
+    before = *(const volatile u64 *)&row->sk;
+    row = row_after(row, before);
+    if (before != number)
+        return 0;
+    id = *(const volatile u64 *)&row->id;
+    named = *(const volatile u64 *)&row->named;
+    row = row_after(row, id | named);
+    if (named != (id ? id : MAGNET_NOT_NAMED) || *(const volatile u64 *)&row->sk != number)
         return 0;
     who->protocol = PROTOCOL_TCP;
     who->id = id;

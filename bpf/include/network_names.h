@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* The kernel's types, constants and system calls that network.bpf.c needs. */
+/* The kernel's types and constants that network.bpf.c needs. */
 
 /* collector/plan/kernel_types.py declares the kernel types that this text names. These are types
  * of members.
@@ -11,7 +11,6 @@ struct inet_cork_full;
 struct net_device;
 struct sk_buff_head;
 struct sock_common;
-struct thread_info;
 
 #define NETWORK_AF_INET      2
 #define NETWORK_AF_INET6     10
@@ -40,24 +39,3 @@ struct thread_info;
 #define NETWORK_ACK          16
 /* pkt_type of packets for other hosts (in promiscuous mode); higher ones: sent by this host. */
 #define NETWORK_OTHERHOST 3
-
-/* The system calls, and the member of struct pt_regs that keeps their first argument. */
-#if defined(__TARGET_ARCH_arm64)
-#define NETWORK_SYS_SOCKET   198
-#define NETWORK_SYS_BIND     200
-#define NETWORK_SYS_ACCEPT   202
-#define NETWORK_SYS_CONNECT  203
-#define NETWORK_SYS_ACCEPT4  242
-#define NETWORK_SYS_CLOSE    57
-#define NETWORK_NUMBER(regs) READ(DIRECT, regs, syscallno)
-#define NETWORK_FIRST(regs)  READ(DIRECT, regs, orig_x0)
-#else
-#define NETWORK_SYS_SOCKET   41
-#define NETWORK_SYS_BIND     49
-#define NETWORK_SYS_ACCEPT   43
-#define NETWORK_SYS_CONNECT  42
-#define NETWORK_SYS_ACCEPT4  288
-#define NETWORK_SYS_CLOSE    3
-#define NETWORK_NUMBER(regs) READ(DIRECT, regs, orig_ax)
-#define NETWORK_FIRST(regs)  READ(DIRECT, regs, di)
-#endif

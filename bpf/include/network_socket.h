@@ -69,17 +69,6 @@ static __always_inline int network_is_udp(const struct network_ends *ends) {
     return ends->protocol == NETWORK_UDP && ends->type == NETWORK_DGRAM;
 }
 
-/* The system calls of 32-bit programs have other numbers. */
-static __always_inline int network_is_compat(void) {
-#ifdef HAVE_thread_info_status
-    struct task_struct *task = (struct task_struct *)bpf_get_current_task();
-
-    return READ(0, task, thread_info.status) & 2;
-#else
-    return 0;
-#endif
-}
-
 /* The file of a descriptor in a table; null: none. */
 static __always_inline struct file *network_file_at(struct fdtable *table, u32 descriptor) {
     struct file *file = 0;

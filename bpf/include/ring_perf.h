@@ -17,6 +17,15 @@ struct klogger_ring {
     u64 unused[5];
 };
 
+/* A count that the collector compares with others, so other CPUs must see it in its order: an
+ * atomic operation whose result is used is a full barrier, on arm64 too.
+ */
+static __always_inline void klogger_count_in_order(u64 *counter) {
+    u64 before = __sync_fetch_and_add(counter, 1);
+
+    asm volatile("" : : "r"(before));
+}
+
 BPF_PERF_OUTPUT(klogger_records);
 /* The collector makes this one, to map it. */
 BPF_ARRAY(klogger_heads, struct klogger_ring, 1);
@@ -31,7 +40,7 @@ static __always_inline u8 *klogger_reserve(struct klogger_cpu *cpu, const u32 ro
         klogger_count(cpu->accounts[row].no_slot);
         return 0;
     }
-    klogger_count(head->begun);
+    klogger_count_in_order(&head->begun);
     place->ring = head;
     place->row = slot->record;
     return place->row;
@@ -52,5 +61,5 @@ static __always_inline void klogger_commit(void *ctx, struct klogger_account *ac
         klogger_count(account->other);
     }
     klogger_release_slot((struct klogger_slot *)(place->row - sizeof(u64)));
-    klogger_count(place->ring->done);
+    klogger_count_in_order(&place->ring->done);
 }

@@ -375,11 +375,17 @@ struct identity {
 /* Reads it from the cache; 0 where the row has another socket, or other ports. */
 static __always_inline int read_cached(const struct known *row, u64 number, u32 ports,
                                        struct identity *who) {
-    if (*(const volatile u64 *)&row->sk != number || row->ports != ports)
+    u64 before = *(const volatile u64 *)&row->sk;
+    u32 at;
+
+    row = row_after(row, before);
+    if (before != number)
         return 0;
+    at = *(const volatile u32 *)&row->ports;
     who->id = *(const volatile u64 *)&row->id;
     who->comm[0] = *(const volatile u64 *)&row->comm[0];
     who->comm[1] = *(const volatile u64 *)&row->comm[1];
     who->pid = *(const volatile u32 *)&row->pid;
-    return who->id && *(const volatile u64 *)&row->sk == number;
+    row = row_after(row, at | who->id | who->comm[0] | who->comm[1] | who->pid);
+    return who->id && at == ports && *(const volatile u64 *)&row->sk == number;
 }

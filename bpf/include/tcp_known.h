@@ -73,6 +73,17 @@ static __always_inline int is_caller(const struct known *row, const struct calle
              (row->pid ^ caller->pid));
 }
 
+/*
+ * The row, for loads that must come after the one that loaded `value`. x86-64 keeps the order of
+ * loads; arm64 keeps it where an address depends on the value that was loaded before.
+ */
+static __always_inline const struct known *row_after(const struct known *row, u64 value) {
+#if defined(__TARGET_ARCH_arm64)
+    asm volatile("%1 &= 0; %0 += %1" : "+r"(row), "+r"(value));
+#endif
+    return row;
+}
+
 /* Acquires the row for this socket; 0 where it belongs to another. release_row() must follow. */
 static __always_inline int acquire_row(struct known *row, u64 number) {
     u64 before = *(volatile u64 *)&row->sk;

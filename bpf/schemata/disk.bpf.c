@@ -5,6 +5,7 @@
 #include "collector_self.h"
 #include "disk_request.h"
 #include "disk_queue.h"
+#include "system_call.h"
 #include "disk_file.h"
 
 struct buffer_head;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /* The programs that log the schema network. */
 #include "klogger.h"
+#include "system_call.h"
 
 #include "network_names.h"
 #include "network_packet.h"
@@ -61,40 +62,39 @@ PROBE(net_calls,
 /* clang-format on */
 {
     struct pt_regs *regs = (struct pt_regs *)ARG(0);
-    u32 number = NETWORK_NUMBER(regs);
+    u32 number = CALL_NUMBER(DIRECT, regs);
     s64 result = ARG(1);
     struct network_ends ends = {};
     struct sock *sk, *listener;
     u32 pid, descriptor;
 
-    if (number == NETWORK_SYS_SOCKET || number == NETWORK_SYS_ACCEPT ||
-        number == NETWORK_SYS_ACCEPT4) {
+    if (number == CALL_SOCKET || number == CALL_ACCEPT || number == CALL_ACCEPT4) {
         descriptor = result;
         if (result < 0)
             return;
-    } else if (number == NETWORK_SYS_CONNECT || number == NETWORK_SYS_BIND) {
-        descriptor = NETWORK_FIRST(regs);
-        if (result && (number == NETWORK_SYS_BIND || result != -NETWORK_EINPROGRESS))
+    } else if (number == CALL_CONNECT || number == CALL_BIND) {
+        descriptor = CALL_ARGUMENT(DIRECT, regs, 0);
+        if (result && (number == CALL_BIND || result != -NETWORK_EINPROGRESS))
             return;
     } else {
         return;
     }
-    if (network_is_compat())
+    if (call_is_compat())
         return;
     sk = network_socket_in(network_file_of(descriptor));
     if (!sk || !network_ends_of(0, sk, &ends))
         return;
     pid = network_pid();
-    if (number == NETWORK_SYS_SOCKET) {
+    if (number == CALL_SOCKET) {
         klogger(SOCKET_CREATE, (u64)sk, ends.family, ends.type, ends.protocol, pid);
-    } else if (number == NETWORK_SYS_BIND) {
+    } else if (number == CALL_BIND) {
         klogger(SOCKET_ASSIGNADDR, (u64)sk, ends.laddr, ends.raddr, ends.protocol, pid, ends.lport,
                 ends.rport);
         klogger(SOCKET_BIND, (u64)sk, ends.laddr, ends.protocol, pid, ends.lport);
-    } else if (number == NETWORK_SYS_CONNECT) {
+    } else if (number == CALL_CONNECT) {
         network_log_connect(ctx, cpu, sk, &ends, result, pid);
     } else {
-        listener = network_socket_in(network_file_of(NETWORK_FIRST(regs)));
+        listener = network_socket_in(network_file_of(CALL_ARGUMENT(DIRECT, regs, 0)));
         klogger(SOCKET_ACCEPT, (u64)sk, (u64)listener, ends.laddr, ends.raddr, ends.protocol, pid,
                 ends.lport, ends.rport);
     }
@@ -107,12 +107,14 @@ PROBE(net_close, "SOCKET_CLOSE",
       "fentry:inet_release kprobe:inet_release btf:sys_enter raw:sys_enter")
 {
     if (kind == KLOGGER_BTF || kind == KLOGGER_RAW) {
+        struct pt_regs *regs;
         struct file *file;
         struct sock *sk;
 
-        if ((u32)ARG(1) != NETWORK_SYS_CLOSE || network_is_compat())
+        if ((u32)ARG(1) != CALL_CLOSE || call_is_compat())
             return;
-        file = network_file_of(NETWORK_FIRST((struct pt_regs *)ARG(0)));
+        regs = (struct pt_regs *)ARG(0);
+        file = network_file_of(CALL_ARGUMENT(DIRECT, regs, 0));
         sk = network_socket_in(file);
         if (sk && network_is_last(file))
             network_log_close(ctx, cpu, sk);

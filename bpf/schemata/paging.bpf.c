@@ -17,7 +17,7 @@ struct block_device;
 struct request;
 enum req_flag_bits;
 
-#define PAGE_BITS   12
+#define PAGE_BITS   __builtin_ctz(KLOGGER_PAGE_SIZE)
 #define SECTOR_BITS 9
 #define OPERATION   255 /* of bio->bi_opf */
 #define WRITE       1   /* REQ_OP_WRITE */

@@ -3,30 +3,16 @@
 #include "klogger.h"
 #include "klogger_task.h"
 #include "collector_self.h"
-
-struct pt_regs;
-struct thread_info;
+#include "system_call.h"
 
 /* Calls that --syscalls leaves out, by number (collector/plan/syscall_choice.py). The last entry is
- * that of all larger numbers, and of calls that are not those of x86-64.
+ * that of all larger numbers, and of calls of 32-bit programs.
  */
 #define SYSCALL_NUMBERS 1024
 
 BPF_ARRAY(syscall_left_out, u32, SYSCALL_NUMBERS);
 
-/* A call of a 32-bit program, which has other numbers, and its arguments in other registers. */
-#define SYSCALL_COMPAT_FLAG 2
-#define SYSCALL_COMPAT      0x20000000
-
-static __always_inline int syscall_is_compat(void) {
-#ifdef HAVE_thread_info_status
-    struct task_struct *task = bpf_get_current_task_btf();
-
-    return READ(1, task, thread_info.status) & SYSCALL_COMPAT_FLAG;
-#else
-    return 0;
-#endif
-}
+#define SYSCALL_COMPAT 0x20000000
 
 static __always_inline int syscall_is_wanted(u32 number) {
     u32 key = number < SYSCALL_NUMBERS - 1 ? number : SYSCALL_NUMBERS - 1;
@@ -40,22 +26,23 @@ static __always_inline int syscall_is_wanted(u32 number) {
 PROBE(syscall_enters, "SYSCALL_START", "btf:sys_enter raw:sys_enter")
 {
     struct pt_regs *registers = (struct pt_regs *)ARG(0);
-    u32 compat = syscall_is_compat(), number = (u32)ARG(1) | (compat ? SYSCALL_COMPAT : 0);
+    u32 compat = call_is_compat(), number = (u32)ARG(1) | (compat ? SYSCALL_COMPAT : 0);
     struct klogger_task task;
 
     if (!syscall_is_wanted(number))
         return;
     task = klogger_current_task();
     if (compat)
-        klogger(SYSCALL_START, KLOGGER_TASK(task), number, READ(DIRECT, registers, ip),
-                READ(DIRECT, registers, bx), READ(DIRECT, registers, cx),
-                READ(DIRECT, registers, dx), READ(DIRECT, registers, si),
-                READ(DIRECT, registers, di), READ(DIRECT, registers, bp));
+        klogger(
+            SYSCALL_START, KLOGGER_TASK(task), number, CALL_PC(DIRECT, registers),
+            CALL_COMPAT_ARGUMENT(DIRECT, registers, 0), CALL_COMPAT_ARGUMENT(DIRECT, registers, 1),
+            CALL_COMPAT_ARGUMENT(DIRECT, registers, 2), CALL_COMPAT_ARGUMENT(DIRECT, registers, 3),
+            CALL_COMPAT_ARGUMENT(DIRECT, registers, 4), CALL_COMPAT_ARGUMENT(DIRECT, registers, 5));
     else
-        klogger(SYSCALL_START, KLOGGER_TASK(task), number, READ(DIRECT, registers, ip),
-                READ(DIRECT, registers, di), READ(DIRECT, registers, si),
-                READ(DIRECT, registers, dx), READ(DIRECT, registers, r10),
-                READ(DIRECT, registers, r8), READ(DIRECT, registers, r9));
+        klogger(SYSCALL_START, KLOGGER_TASK(task), number, CALL_PC(DIRECT, registers),
+                CALL_ARGUMENT(DIRECT, registers, 0), CALL_ARGUMENT(DIRECT, registers, 1),
+                CALL_ARGUMENT(DIRECT, registers, 2), CALL_ARGUMENT(DIRECT, registers, 3),
+                CALL_ARGUMENT(DIRECT, registers, 4), CALL_ARGUMENT(DIRECT, registers, 5));
 }
 #endif
 
@@ -65,10 +52,10 @@ PROBE(syscall_exits, "SYSCALL_EXIT", "btf:sys_exit raw:sys_exit")
 {
     struct pt_regs *registers = (struct pt_regs *)ARG(0);
     s64 result = ARG(1);
-    u32 number = READ(DIRECT, registers, orig_ax);
+    u32 number = CALL_NUMBER(DIRECT, registers);
     struct klogger_task task;
 
-    if (syscall_is_compat())
+    if (call_is_compat())
         number |= SYSCALL_COMPAT;
     if (!syscall_is_wanted(number))
         return;

@@ -55,7 +55,10 @@ def read_sudo(environment: Mapping[str, str] = os.environ) -> tuple[int, int | N
 
 def _cpu_model() -> str:
     with suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
-        if found:
-            return found[1].strip()
+        lines = re.findall(r"^(\S.*?)\s*:\s*(\S.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+        cpu = dict(reversed(lines))
+        if model := cpu.get("model name"):
+            return str(model)
+        if "CPU part" in cpu:  # arm64 has numbers: which design of which company
+            return f"{platform.machine()} {cpu.get('CPU implementer')}:{cpu['CPU part']}"
     return platform.machine()

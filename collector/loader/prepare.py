@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +34,7 @@ from tcpkmon.collector.plan.schema_lint import read_checked
 from tcpkmon.collector.plan.schema_sources import TCP, find_sources, has_tcp, read_texts
 from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
 from tcpkmon.collector.ring.transport import Transport
+from tcpkmon.collector.ring.words import find_library
 from tcpkmon.formats.base.errors import KernelError, PrivilegeError, UsageError
 
 # A value of the wrong kind in klogger() is an error, not a warning, and so is an unknown event.
@@ -208,17 +210,17 @@ def check_root(what: str) -> None:
 
 
 def check_machine() -> None:
-    """Raises KernelError on machines other than x86_64.
-
-    The kernel commits a record by clearing its busy bit. This process reads that bit and then the
-    record, without a barrier in between: only x86_64 keeps the order of such loads.
-    """
+    """Raises KernelError on machines whose rings cannot be read: see ring/words.py."""
     machine = this_machine()
-    if machine != "x86_64":
+    if machine not in {"x86_64", "arm64"} or sys.byteorder != "little":
         raise KernelError(
-            f"capturing on {machine} is not supported: its CPUs may show a record's parts in"
-            " another order than they were written in",
-            "capture on x86_64; files can be read on any machine",
+            f"capturing on {machine} is not supported: the programs are for x86_64 and arm64",
+            "files can be read on any machine",
+        )
+    if machine == "arm64" and find_library() is None:
+        raise KernelError(
+            "capturing on arm64 needs collector/ring/words.c, which is not compiled here",
+            "install gcc, then run scripts/setup or install tcpkmon again",
         )
 
 

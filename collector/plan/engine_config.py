@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,7 @@ class Engine:
         lines = [
             "#undef __always_inline",
             "#define __always_inline inline __attribute__((always_inline))",
+            f"#define KLOGGER_PAGE_SIZE {mmap.PAGESIZE}",
             f"#define KLOGGER_RECORD_SIZE {self.record_size}",
             f"#define KLOGGER_COPY_SIZE {(self.copy_size + 7) // 8 * 8}",
             f"#define KLOGGER_ROWS {self.rows}",

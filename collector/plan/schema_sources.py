@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tcpkmon.collector.linux.syscalls import ARM64
 from tcpkmon.collector.linux.trusted_files import open_trusted
 from tcpkmon.collector.plan.columns import SCHEMATA
 from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
@@ -60,6 +61,9 @@ _HEADER_NAME = re.compile(r"[\w.+-]+", re.ASCII)
 _SYSTEM_NAME = re.compile(r"(?!/)(?!.*\.\.)[\w./+-]+", re.ASCII)
 # The HOWTO's programs include these; here the engine always comes first.
 _ENGINE_NAMES = {"klogger.h", "linux/klogger.h"}
+
+
+_SYSCALLS = re.compile(r"enum syscall \{[^}]*\}")
 
 
 Read = Callable[[Path], str]
@@ -127,6 +131,15 @@ def find_sources(
     if trusted_only:
         paste_texts(sources)
     return tuple(sources)
+
+
+def read_shipped(path: Path) -> str:
+    """A shipped schema's file, with the numbers of this machine's system calls."""
+    text = read_text(path)
+    if ARM64 and path == SCHEMATA / "syscall.conf":
+        calls = (SCHEMATA / "syscall_arm64.h").read_text()
+        text = _SYSCALLS.sub(lambda _: _SYSCALLS.findall(calls)[0], text)
+    return text
 
 
 def has_tcp(sources: Sequence[Source]) -> bool:
@@ -266,7 +279,7 @@ def _find(word: str, trusted: _TrustedFiles | None, text_needed: bool) -> Source
     if word in names or word == BASE:
         conf = SCHEMATA / f"{word}.conf"
         text = SCHEMATA / f"{word}{TEXT_SUFFIX}"
-        return Source(word, conf, text if text.is_file() else None, True)
+        return Source(word, conf, text if text.is_file() else None, True, read_shipped)
     # Not resolved, so that open_trusted() sees links in the path.
     path = Path(os.path.abspath(word))
     if any(not character.isprintable() for character in str(path)):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.schema import load, suggest
+from tcpkmon.formats.schema import suggest
 
 SYSCALL = "syscall"
 NUMBERS = 1024
@@ -16,9 +16,10 @@ LEFT_OUT = "syscall_left_out"
 
 def parse_syscalls(text: str) -> tuple[int, ...]:
     """The numbers of the calls in a text such as "read,write,452". UsageError."""
-    from tcpkmon.collector.plan.columns import SCHEMATA  # numpy, which few command lines need
+    # numpy, which few command lines need
+    from tcpkmon.collector.plan.schema_sources import find_sources, load_schema_of
 
-    schema = load([SCHEMATA / "base.conf", SCHEMATA / "syscall.conf"])
+    schema = load_schema_of(find_sources([SYSCALL]))
     (calls,) = (enum for enum in schema.enums if enum.name == SYSCALL)
     numbers = {member.name: member.value for member in calls.members}
     found = []

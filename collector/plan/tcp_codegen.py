@@ -42,7 +42,6 @@ def snapshot_lines(
         "KLOGGER_ENTRY_SIZE": layout.entry_size,
         "LOCATION_ROWS": ROWS,
         "KLOGGER_HZ": facts.hz,
-        "KLOGGER_PAGE_SIZE": facts.page_size,
         "KLOGGER_SKB_SIZE": facts.skb_size,
         "KLOGGER_MSS_OVERHEAD": facts.mss_overhead or 0,
         "KLOGGER_CONNECTIONS": switches.connections,

@@ -40,6 +40,7 @@ from tcpkmon.collector.linux import bpf
 from tcpkmon.collector.linux.syscalls import possible_cpus, wait_for_running
 from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.collector.ring.threshold import Threshold
+from tcpkmon.collector.ring.words import Producer, Word
 
 _RINGS, _HEADS = "klogger_rings", "klogger_heads"
 """Maps: the ring buffers by CPU, and struct klogger_ring by CPU."""
@@ -47,8 +48,6 @@ _WAKE_AT, _FULL = 1, 2
 """Words of struct klogger_ring."""
 _HEAD_BYTES = 64
 _HEADER_BYTES = 8
-_BUSY = 1 << 31
-"""BPF_RINGBUF_BUSY_BIT of linux/bpf.h."""
 
 
 class BpfRings:
@@ -122,7 +121,6 @@ class BpfRing:
         self._cpu = cpu
         self._dtype = dtype
         self._row = row
-        self._mask = size_bytes - 1
         self.size_bytes = size_bytes
         self._read = 0
         """Records."""
@@ -137,21 +135,22 @@ class BpfRing:
             undo.callback(os.close, self.fd)
             heads = mmap.mmap(maps[_HEADS], possible_cpus() * _HEAD_BYTES)
             self._head = np.frombuffer(heads, np.uint64).reshape(-1, _HEAD_BYTES // 8)[cpu]
-            self._consumer = np.frombuffer(mmap.mmap(self.fd, mmap.PAGESIZE), np.uint64, 1)
+            self._wake_at = Word(self._head[_WAKE_AT:])
+            self._consumer = Word(np.frombuffer(mmap.mmap(self.fd, mmap.PAGESIZE), np.uint64, 1))
             # A page with the producer's position, then the rows, twice.
             self._memory = mmap.mmap(
                 self.fd, mmap.PAGESIZE + 2 * size_bytes, mmap.MAP_SHARED, mmap.PROT_READ,
                 offset=mmap.PAGESIZE,
             )  # fmt: skip
-            self._producer = np.frombuffer(self._memory, np.uint64, 1)
+            self._producer = Producer(self._memory, size_bytes, row)
             if adopted is None:
                 self._head[:] = 0
                 bpf.map_update(maps[_RINGS], struct.pack("=I", cpu), struct.pack("=I", self.fd))
             else:
-                self._read = int(self._consumer[0]) // row
+                self._read = self._consumer.load() // row
             self.begun_at = self._read
             """How many of its records others had released."""
-            self._head[_WAKE_AT] = self._threshold.move(self._read)
+            self._wake_at.store(self._threshold.move(self._read))
             undo.pop_all()
 
     def is_dead(self) -> bool:
@@ -165,23 +164,18 @@ class BpfRing:
     @property
     def is_due(self) -> bool:
         if self.held_up:
-            return not int(self._headers(1)[0]) & _BUSY
-        return int(self._producer[0]) >= self._threshold.due_at * self._row
+            return not self._producer.is_busy(self._read * self._row)[0]
+        return self._producer.peek() >= self._threshold.due_at * self._row
 
     def drain(self) -> list[Batch]:
         before_ns = time.monotonic_ns()
-        # One aligned 8-byte load, then one of 4 bytes for each header. x86 keeps loads in order, so
-        # a record is whole once its busy bit is clear. Other machines need a barrier here:
-        # loader/prepare.py refuses to start there.
-        count = int(self._producer[0]) // self._row - self._read
-        headers = self._headers(count)
-        self.held_up = bool(count) and int(headers.max()) & _BUSY != 0
-        if self.held_up:
-            count = int(np.argmax(headers >= _BUSY))
-        else:
+        position = self._read * self._row
+        end, self.held_up = self._producer.advance(position)
+        if not self.held_up:
             self._whole_ns = before_ns
+        count, place = (end - position) // self._row, self._producer.place(position)
         entries: NDArray[Any] = np.ndarray(
-            (count,), self._dtype, self._memory, self._offset() + _HEADER_BYTES, (self._row,)
+            (count,), self._dtype, self._memory, place + _HEADER_BYTES, (self._row,)
         )
         self._read += count
         return [Batch(self._cpu, entries, self._whole_ns)]
@@ -193,21 +187,22 @@ class BpfRing:
 
     def free(self) -> None:
         self.release(self._read)
-        self._head[_WAKE_AT] = self._threshold.move(self._read)
+        self._wake_at.store(self._threshold.move(self._read))
 
     def hold(self) -> None:
         """As free(), but drained records stay until release(), if they fill at most three quarters
         of the ring. It is due at the latest when half of what is free then is filled."""
         self.release(self._read - self._rows * 3 // 4)
-        free = self._rows - (self._read - int(self._consumer[0]) // self._row)
+        free = self._rows - (self._read - self._consumer.peek() // self._row)
         due_at = min(self._threshold.move(self._read), self._read + max(1, free // 2))
-        self._head[_WAKE_AT] = self._threshold.due_at = due_at
+        self._threshold.due_at = due_at
+        self._wake_at.store(due_at)
 
     def release(self, count: int) -> None:
         """Give back the space of the ring's first `count` records. Any thread may call it."""
         with self._releasing:
-            if self._is_open and count * self._row > int(self._consumer[0]):
-                self._consumer[0] = count * self._row
+            if self._is_open and count * self._row > self._consumer.peek():
+                self._consumer.store(count * self._row)
 
     def lost(self) -> int:
         return int(self._head[_FULL])
@@ -215,19 +210,8 @@ class BpfRing:
     def close(self) -> None:
         with self._releasing:
             self._is_open = False
-            del self._head, self._consumer, self._producer, self._memory
+            del self._head, self._wake_at, self._consumer, self._producer, self._memory
         os.close(self.fd)
-
-    def _offset(self) -> int:
-        """Where in the memory the next row to read is."""
-        return mmap.PAGESIZE + (self._read * self._row & self._mask)
-
-    def _headers(self, count: int) -> NDArray[np.uint32]:
-        """The length words of the next rows to read."""
-        headers: NDArray[np.uint32] = np.ndarray(
-            (count,), np.uint32, self._memory, self._offset(), (self._row,)
-        )
-        return headers
 
 
 def _make_ring(size_bytes: int) -> int:

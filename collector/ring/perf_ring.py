@@ -37,6 +37,7 @@ from tcpkmon.collector.linux.syscalls import (
 )
 from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.collector.ring.threshold import Threshold
+from tcpkmon.collector.ring.words import Word
 
 _RECORDS, _HEADS = "klogger_records", "klogger_heads"
 """Maps: the perf events by CPU, and struct klogger_ring by CPU."""
@@ -133,7 +134,9 @@ class PerfRing:
             heads = mmap.mmap(maps[_HEADS], possible_cpus() * _HEAD_BYTES)
             self._head = np.frombuffer(heads, np.uint64).reshape(-1, _HEAD_BYTES // 8)[cpu]
             self._memory = mmap.mmap(self.fd, mmap.PAGESIZE + size_bytes)
-            self._words = np.frombuffer(self._memory, np.uint64, mmap.PAGESIZE // 8)
+            words = np.frombuffer(self._memory, np.uint64, mmap.PAGESIZE // 8)
+            self._data_head, self._data_tail = Word(words[_DATA_HEAD:]), Word(words[_DATA_TAIL:])
+            self._begun, self._done = Word(self._head[_BEGUN:]), Word(self._head[_DONE:])
             self._head[_FULL] = 0
             bpf.map_update(maps[_RECORDS], struct.pack("=I", cpu), struct.pack("=I", self.fd))
             undo.pop_all()
@@ -151,15 +154,14 @@ class PerfRing:
 
     @property
     def is_due(self) -> bool:
-        return int(self._words[_DATA_HEAD]) >= self._threshold.due_at * self._row
+        return self._data_head.peek() >= self._threshold.due_at * self._row
 
     def drain(self) -> list[Batch]:
         before_ns = time.monotonic_ns()
-        # As in bpf_ring.py, x86 keeps these loads in order: the head, then the records.
         self.held_up = not self._was_idle()
         if not self.held_up:
             self._whole_ns = before_ns
-        head = int(self._words[_DATA_HEAD])
+        head = self._data_head.load()
         found: list[NDArray[Any]] = []
         while self._read < head:
             at = self._read % self._size
@@ -176,7 +178,7 @@ class PerfRing:
         return [Batch(self._cpu, entries, self._whole_ns) for entries in found]
 
     def free(self) -> None:
-        self._words[_DATA_TAIL] = self._read
+        self._data_tail.store(self._read)
         self._threshold.move(self._read // self._row)
 
     def lost(self) -> int:
@@ -185,7 +187,8 @@ class PerfRing:
         return max(counted, self._lost_seen)
 
     def close(self) -> None:
-        del self._head, self._words, self._memory
+        del self._head, self._begun, self._done
+        del self._data_head, self._data_tail, self._memory
         os.close(self.fd)
 
     def _was_idle(self) -> bool:
@@ -194,8 +197,8 @@ class PerfRing:
         done first: if begun equals it afterwards, both were equal when done was read.
         """
         for _ in range(_TRIES):
-            done = int(self._head[_DONE])
-            if done == int(self._head[_BEGUN]):
+            done = self._done.load()
+            if done == self._begun.load():
                 return True
         return False
 

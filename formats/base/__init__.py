@@ -9,6 +9,7 @@ __all__ = [
     "changes",
     "cli",
     "closing",
+    "compiled",
     "control",
     "errors",
     "escape",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.machinery
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tcpkmon.formats.base.compiled import find_compiled
 from tcpkmon.formats.base.errors import TcpkmonError
 from tcpkmon.formats.base.limits import MOST_TEXT_BYTES
 from tcpkmon.formats.lines.cells import Cell, Kind, Plan, Rows
@@ -51,32 +51,12 @@ _SIGNATURES: dict[str, tuple[Any, str]] = {
     "lines_write": (ctypes.c_int, "pp88ppp4p8p"),
     "lines_column": (ctypes.c_int, "p4p8pp8p"),
 }
-_TYPES = {"p": ctypes.c_void_p, "4": ctypes.c_uint32, "8": ctypes.c_uint64}
 
 
 @functools.cache
 def find_library() -> ctypes.CDLL | None:
     """The compiled lines.c; None if there is none of this version."""
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_lines{suffix}")
-        if path.exists():
-            try:
-                return load_library(path)
-            except (OSError, AttributeError):
-                continue
-    return None
-
-
-def load_library(path: Path) -> ctypes.CDLL:
-    """The library at `path`. Raises OSError, or AttributeError for another library."""
-    library = ctypes.CDLL(str(path))
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype = result
-        function.argtypes = [_TYPES[letter] for letter in arguments]
-    if library.lines_version() != _VERSION:
-        raise OSError(f"{path} is of another tcpkmon")
-    return library
+    return find_compiled(Path(__file__).with_name("_lines"), _VERSION, _SIGNATURES)
 
 
 class NativeWriter:

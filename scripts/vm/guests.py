@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scripts.vm import arm64
+from scripts.vm.kernels import arch_of
 from scripts.vm.tools import ROOT, cache, say
 
 STALL_S = 540.0
 """A guest that writes nothing for so long hangs; a test's own time limit is shorter."""
-APPEND = "maxcpus=1 tsc=reliable mitigations=off nowatchdog audit=0"
+APPEND = "maxcpus=1 tsc=reliable mitigations=off nowatchdog audit=0 tcpkmon-guest"
 """A test or guest.sh switches the second CPU on. The rest saves work for an emulated CPU."""
 BROKEN = re.compile(
     r"Kernel panic|\bBUG: (?!soft lockup|workqueue)|Oops:|general protection fault[,:]"
@@ -64,11 +66,9 @@ class Verdict:
             say(f"{self.release}  not reached: {' '.join(self.unreached)}")
 
 
-def boot(release: str, folder: Path, tests: Sequence[str], results: Path, until: float) -> str:
-    """Boots, waits, prints a line for each test file; returns what broke, or an empty text."""
-    (results / "compile").mkdir(parents=True)
-    (results / "arguments").write_text("".join(f"{test}\n" for test in tests))
-    command = [
+def boot_command(release: str, folder: Path, results: Path) -> list[str]:
+    """Boots the kernel and runs guest.sh, which finds the tests in `results`."""
+    return [
         "vng", "--verbose", "--run", str(folder / "boot" / f"vmlinuz-{release}"), "--disable-kvm",
         "--cpus", "2", "--memory", "4G", "--user", "root", "--force-9p", "--disable-monitor",
         f"--rwdir={results}={results}",
@@ -81,6 +81,14 @@ def boot(release: str, folder: Path, tests: Sequence[str], results: Path, until:
         "--append", APPEND,
         "--exec", f"bash '{ROOT}/tests/vm/guest.sh' '{ROOT}' '{results}'",
     ]  # fmt: skip
+
+
+def boot(release: str, folder: Path, tests: Sequence[str], results: Path, until: float) -> str:
+    """Boots, waits, prints a line for each test file; returns what broke, or an empty text."""
+    (results / "compile").mkdir(parents=True)
+    (results / "arguments").write_text("".join(f"{test}\n" for test in tests))
+    make = arm64.boot_command if arch_of(release) == "arm64" else boot_command
+    command = make(release, folder, results)
     with (results / "console.log").open("wb") as console:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=console, stderr=console, cwd="/",
@@ -125,17 +133,19 @@ def wait(process: subprocess.Popen[bytes], release: str, results: Path, until: f
             return TIME_IS_UP
         if now - moved > STALL_S:
             return f"the guest hangs: nothing was said for {STALL_S:.0f} s"
-        serve_compiler(results / "compile")
+        serve_compiler(results / "compile", arch_of(release))
         if stopping.wait(0.2):
             return "interrupted"
 
 
-def serve_compiler(folder: Path) -> None:
+def serve_compiler(folder: Path, arch: str) -> None:
     """Compiles what the guest asks for: see tests/vm/compile_far.py."""
     for asked in folder.glob("*.request"):
         text = asked.read_text()
         asked.unlink()
         environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
+        if arch == "arm64":
+            environment["ARCH"] = arch  # BCC's name for the machine that it compiles for
         environment["BCC_KERNEL_SOURCE"] = str(ROOT / "bpf/include/stub")
         try:
             done = subprocess.run(

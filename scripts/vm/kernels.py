@@ -2,7 +2,8 @@
 """Fetches Debian's kernels, by package lists of our own: the system's apt sources are not touched.
 
 A kernel is named by its release (6.1.0-56-amd64), its series (6.1), or as `newest`. Behind a series
-or `newest`, -rt and -cloud choose that flavour.
+or `newest`, -rt, -cloud and -16k (pages, arm64 only) choose that flavour; arm64- before it chooses
+that machine.
 """
 
 from __future__ import annotations
@@ -21,15 +22,26 @@ LISTS_AGE_S = 86400.0
 """Older lists are refreshed."""
 PARTS = ("linux-image", "linux-binary", "linux-modules", "linux-base")
 """A kernel's packages. Since 6.19 linux-image is empty, and the others have the files."""
-_RELEASE = r"\d+\.\d+\.\d+(?:-\d+)?(?:\+deb[\d.]+)?(?:-(?:rt|cloud))?-amd64"
+_RELEASE = r"\d+\.\d+\.\d+(?:-\d+)?(?:\+deb[\d.]+)?(?:-(?:rt|cloud))?-(?:amd64|arm64(?:-16k)?)"
 _PACKAGE = re.compile(rf"^(linux-[a-z]+)-({_RELEASE}) ", re.M)
-_NAME = re.compile(r"(newest|\d+(?:\.\d+)*)(-rt|-cloud)?")
-_FLAVOUR = re.compile(r"-(?:rt|cloud)(?=-amd64$)")
+_NAME = re.compile(r"(?:arm64-)?(newest|\d+(?:\.\d+)*)(-rt|-cloud|-16k)?")
+_FLAVOUR = re.compile(r"-(?:rt|cloud)(?=-a[mr][dm]64$)|-16k$")
+_ENDS = re.compile(r"-(?:amd64|arm64(?:-16k)?)$")
 
 
-def apt_options() -> tuple[str, ...]:
+def arch_of(name: str) -> str:
+    """Debian's name for the machine that a kernel's name, or a release, is for."""
+    return "arm64" if "arm64" in name else "amd64"
+
+
+def apt_place(arch: str) -> Path:
+    """The folder of a machine's lists and packages."""
+    return cache() / ("apt" if arch == "amd64" else f"apt-{arch}")
+
+
+def apt_options(arch: str) -> tuple[str, ...]:
     """Options by which apt sees our sources and lists only, and neither hooks nor the system."""
-    place = cache() / "apt"
+    place = apt_place(arch)
     for folder in ("lists/partial", "archives/partial", "empty"):
         (place / folder).mkdir(parents=True, exist_ok=True)
     settings = {
@@ -41,8 +53,8 @@ def apt_options() -> tuple[str, ...]:
         "Dir::State::status": "/dev/null",
         "Dir::Cache": place,
         "Acquire::Languages": "none",
-        "APT::Architecture": "amd64",
-        "APT::Architectures": "amd64",
+        "APT::Architecture": arch,
+        "APT::Architectures": arch,
         "APT::Sandbox::User": "",
     }
     words = [f"{key}={value}" for key, value in settings.items()]
@@ -50,35 +62,36 @@ def apt_options() -> tuple[str, ...]:
     return tuple(argument for word in words for argument in ("-o", word))
 
 
-def refresh_lists(age_s: float = 0.0) -> None:
+def refresh_lists(arch: str, age_s: float = 0.0) -> None:
     """Refreshes the lists if they are older [s]; an error is only printed, old lists may do."""
-    stamp = cache() / "apt" / "refreshed"
+    stamp = apt_place(arch) / "refreshed"
     if stamp.exists() and time.time() - stamp.stat().st_mtime < age_s:
         return
     try:
         if not KEYRING.exists():
             raise Failure(f"no {KEYRING}: install debian-archive-keyring")
-        run(*APT, *apt_options(), "update", env=apt_environment())
+        run(*APT, *apt_options(arch), "update", env=apt_environment())
         stamp.touch()
     except Failure as failure:
         say(f"vmtest: Debian's package lists: {failure}")
 
 
 def version_key(release: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", release.removesuffix("-amd64")))
+    return tuple(int(number) for number in re.findall(r"\d+", _ENDS.sub("", release)))
 
 
 def flavour_of(release: str) -> str:
-    """-rt, -cloud or nothing."""
+    """-rt, -cloud, -16k or nothing."""
     found = _FLAVOUR.search(release)
     return found[0] if found else ""
 
 
-def list_packages() -> dict[str, list[str]]:
+def list_packages(arch: str) -> dict[str, list[str]]:
     """Release -> its packages, oldest release first."""
-    refresh_lists(LISTS_AGE_S)
+    refresh_lists(arch, LISTS_AGE_S)
     kinds = "|".join(part.removeprefix("linux-") for part in PARTS)
-    listing = run("apt-cache", *apt_options(), "search", "-n", f"^linux-({kinds})-[0-9].*-amd64$")
+    pattern = f"^linux-({kinds})-[0-9].*-{arch}(-16k)?$"
+    listing = run("apt-cache", *apt_options(arch), "search", "-n", pattern)
     found: dict[str, list[str]] = {}
     for kind, release in _PACKAGE.findall(listing):
         found.setdefault(release, []).append(f"{kind}-{release}")
@@ -89,9 +102,10 @@ def list_packages() -> dict[str, list[str]]:
 def list_names() -> dict[str, str]:
     """Each series and flavour that Debian has, and its newest release; oldest first."""
     names = {}
-    for release in list_packages():
-        series = ".".join(map(str, version_key(release)[:2]))
-        names[series + flavour_of(release)] = release
+    for arch, before in (("amd64", ""), ("arm64", "arm64-")):
+        for release in list_packages(arch):
+            series = ".".join(map(str, version_key(release)[:2]))
+            names[before + series + flavour_of(release)] = release
     return names
 
 
@@ -100,15 +114,18 @@ def fits(release: str, wanted: str) -> bool:
     if release == wanted:
         return True
     name = _NAME.fullmatch(wanted)
-    if name is None or flavour_of(release) != (name[2] or ""):
+    if name is None or arch_of(release) != arch_of(wanted):
+        return False
+    if flavour_of(release) != (name[2] or ""):
         return False
     return name[1] == "newest" or release.startswith(f"{name[1]}.")
 
 
 def find_release(wanted: str) -> str:
     """The newest release that a name stands for, of those that Debian or the cache has."""
-    known = {path.name for path in (cache() / "kernels").glob("[0-9]*-amd64")}
-    fitting = [release for release in {*known, *list_packages()} if fits(release, wanted)]
+    arch = arch_of(wanted)
+    known = {path.name for path in (cache() / "kernels").glob("[0-9]*64*")}
+    fitting = [release for release in {*known, *list_packages(arch)} if fits(release, wanted)]
     if not fitting:
         raise Failure(f"Debian has no kernel {wanted}: see --list")
     return max(fitting, key=version_key)
@@ -119,7 +136,7 @@ def get_kernel(wanted: str) -> tuple[str, Path]:
     try:
         return fetch_kernel(find_release(wanted))
     except Failure:
-        refresh_lists()  # an old list names packages that are gone
+        refresh_lists(arch_of(wanted))  # an old list names packages that are gone
         return fetch_kernel(find_release(wanted))
 
 
@@ -127,7 +144,8 @@ def fetch_kernel(release: str) -> tuple[str, Path]:
     folder = cache() / "kernels" / release
     if (folder / "boot" / f"vmlinuz-{release}").exists():
         return release, folder
-    packages = list_packages().get(release)
+    arch = arch_of(release)
+    packages = list_packages(arch).get(release)
     if not packages:
         raise Failure(f"Debian has no package linux-image-{release}")
     say(f"vmtest: fetching {' '.join(packages)}")
@@ -135,7 +153,7 @@ def fetch_kernel(release: str) -> tuple[str, Path]:
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     try:
-        run(*APT, *apt_options(), "download", *packages, cwd=new, env=apt_environment())
+        run(*APT, *apt_options(arch), "download", *packages, cwd=new, env=apt_environment())
         for package in new.glob("*.deb"):
             run("dpkg", "-x", str(package), str(new))
             package.unlink()

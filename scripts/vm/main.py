@@ -7,19 +7,20 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from scripts.vm import guests, kernels, tools
+from scripts.vm import arm64, guests, kernels, tools
 from scripts.vm.guests import OUTCOMES, TIME_IS_UP, Verdict
 from scripts.vm.tools import ROOT, Failure, say
 
 SERIES = ("6.1", "6.12", "newest")
 CI_SERIES = ("6.1", "newest", "6.12")
 """With --ci: two at once."""
-FULL_SERIES = ("5.10", *SERIES, "newest-rt")
+ARM64_SERIES = ("arm64-6.1", "arm64-newest-16k")
+FULL_SERIES = ("5.10", *SERIES, "newest-rt", *ARM64_SERIES)
 """With --full."""
 LIMIT_S = 2700.0
 """For each guest,"""
@@ -70,6 +71,7 @@ MORE_TESTS = (
     "tests/vm/test_vm_why.py",
     "tests/vm/test_vm_join.py",
     "tests/vm/test_vm_ci.py",
+    "tests/vm/test_vm_smoke.py",
     "tests/vm/test_vm_soak.py",
     "tests/vm/test_vm_magnet.py::test_a_counted_transfer[untyped]",
     "tests/vm/test_vm_host.py::test_all_of_them[untyped]",
@@ -91,16 +93,20 @@ MORE_TESTS = (
 )
 """Left out with --ci: slow, or rather about tcpkmon than about kernels; scripts/test has live tests
 of the same on this one."""
+ARM64_TESTS = ("tests/vm/test_vm_smoke.py",)
+"""On arm64, unless all are asked for."""
 OLD_TESTS = ("tests/vm/test_vm_old.py",)
 """On kernels that are too old to capture."""
 OLDEST = (5, 12)
 
 
-def choose_tests(wanted: str, release: str, is_ci: bool) -> Sequence[str]:
+def choose_tests(wanted: str, release: str, options: Collection[str]) -> Sequence[str]:
     """The tests for a guest, which was asked for by this name."""
+    if kernels.arch_of(release) == "arm64" and "--all" not in options:
+        return ARM64_TESTS
     if kernels.version_key(release)[:2] < OLDEST:
         return OLD_TESTS
-    if is_ci:
+    if "--ci" in options:
         return [test for test, series in CI_TESTS.items() if wanted in series]
     return (*CI_TESTS, *MORE_TESTS)
 
@@ -160,6 +166,13 @@ def test_host(tests: Sequence[str], logs: Path) -> Verdict:
     return verdict
 
 
+def get_guest(wanted: str) -> tuple[str, Path]:
+    """A kernel, as get_kernel() has it, and what its machine needs besides."""
+    if kernels.arch_of(wanted) == "arm64":
+        arm64.get_userland()
+    return kernels.get_kernel(wanted)
+
+
 def prepare(names: Sequence[str], is_ci: bool) -> dict[str, tuple[str, Path]]:
     """Fetches the guests' kernels; with --ci, reports and leaves out what cannot be fetched."""
     ready: dict[str, tuple[str, Path]] = {}
@@ -168,10 +181,10 @@ def prepare(names: Sequence[str], is_ci: bool) -> dict[str, tuple[str, Path]]:
         if os.getuid() != 0:
             raise Failure("needs root (sudo)")
         with tools.alone():
-            tools.get_tools()
+            tools.get_tools({kernels.arch_of(kernel) for kernel in wanted})
             for kernel in wanted:
                 try:
-                    release, folder = kernels.get_kernel(kernel)
+                    release, folder = get_guest(kernel)
                     kernels.check_bootable(release, folder)
                     ready[kernel] = release, folder
                 except Failure as failure:
@@ -186,9 +199,10 @@ def prepare(names: Sequence[str], is_ci: bool) -> dict[str, tuple[str, Path]]:
 
 
 def test_all(
-    names: Sequence[str], arguments: Sequence[str], is_ci: bool, parallel: bool
+    names: Sequence[str], arguments: Sequence[str], options: Collection[str]
 ) -> list[Verdict]:
-    """Runs the tests (or pytest with `arguments`) on each kernel; `parallel`: all at once."""
+    """Runs the tests (or pytest with `arguments`) on each kernel."""
+    is_ci = "--ci" in options
     ready = prepare(names, is_ci)
     logs = tools.cache() / "vm-logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     until = time.monotonic() + (CI_LIMIT_S if is_ci else LIMIT_S * len(names))
@@ -197,9 +211,9 @@ def test_all(
         if wanted == "host":
             jobs.append(partial(test_host, arguments or HOST_TESTS, logs))
         elif wanted in ready:
-            tests = arguments or choose_tests(wanted, ready[wanted][0], is_ci)
+            tests = arguments or choose_tests(wanted, ready[wanted][0], options)
             jobs.append(partial(test_guest, ready[wanted], tests, logs, until))
-    at_once = 2 if is_ci else len(jobs) if parallel else 1
+    at_once = 2 if is_ci else len(jobs) if "--parallel" in options else 1
     with ThreadPoolExecutor(at_once or 1) as pool:
         try:
             futures = [pool.submit(job) for job in jobs]
@@ -222,7 +236,7 @@ def main(arguments: list[str], usage: str = "") -> int:
     options = {word for word in arguments if word.startswith("-")}
     given = CI_SERIES if "--ci" in options else FULL_SERIES if "--full" in options else SERIES
     names = [word for word in arguments if word not in options] or list(given)
-    if unknown := options - {"--ci", "--fetch", "--full", "--list", "--parallel"}:
+    if unknown := options - {"--all", "--ci", "--fetch", "--full", "--list", "--parallel"}:
         print(f"vmtest: unknown option {min(unknown)}; try --help", file=sys.stderr)
         return 2
     if "--list" in options:
@@ -230,12 +244,12 @@ def main(arguments: list[str], usage: str = "") -> int:
         return 0
     if "--fetch" in options:
         with tools.alone():
-            tools.get_tools()
+            tools.get_tools({kernels.arch_of(wanted) for wanted in names})
             for wanted in names:
-                kernels.get_kernel(wanted)
+                get_guest(wanted)
         return 0
     is_ci = "--ci" in options
-    verdicts = test_all(names, more, is_ci, is_ci or "--parallel" in options)
+    verdicts = test_all(names, more, options)
     if is_ci:
         good = all(verdict.bearable for verdict in verdicts)
         for verdict in verdicts:

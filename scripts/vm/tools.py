@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 VIRTME = "virtme-ng==1.42"
 PACKAGES = {"qemu-system-x86_64": "qemu-system-x86", "depmod": "kmod", "busybox": "busybox-static"}
+ARM64_PACKAGES = {
+    "qemu-system-aarch64": "qemu-system-arm", "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu",
+    "/usr/aarch64-linux-gnu/include/stdint.h": "libc6-dev-arm64-cross",
+}  # fmt: skip
+"""By program, or by file: what the guests need, and those of arm64 too."""
 APT = ("apt-get", "-qq", "-y", "-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=2",
        "-o", "Acquire::http::Timeout=40", "-o", "Dpkg::Use-Pty=0")  # fmt: skip
 _saying = threading.Lock()
@@ -81,14 +86,15 @@ def alone() -> Iterator[None]:
         yield
 
 
-def get_tools() -> None:
+def get_tools(machines: Collection[str] = ()) -> None:
     """Installs what is missing, and sets PATH; Failure when that is not possible."""
     if platform.machine() != "x86_64":
         raise Failure(f"the guests are for x86_64, this is {platform.machine()}")
     os.environ["PATH"] = f"{os.environ.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
     os.environ.setdefault("HOME", pwd.getpwuid(os.getuid()).pw_dir)
     run("bash", str(ROOT / "scripts/setup"), "--tests", capture_output=False)
-    missing = [package for tool, package in PACKAGES.items() if not shutil.which(tool)]
+    needed = PACKAGES | (ARM64_PACKAGES if "arm64" in machines else {})
+    missing = [needed[tool] for tool in needed if not (shutil.which(tool) or Path(tool).exists())]
     if missing:
         if os.getuid() != 0:
             raise Failure(f"not installed: {' '.join(missing)}; run this as root (sudo)")

@@ -108,7 +108,7 @@ def test_the_last_record_says_what_ss_says(tmp_path: Path, kind: str) -> None:
         narrow = Bottleneck(rate_mbit=100, queue_bytes=50_000, loss_percent=4.0)
         lab = stack.enter_context(Lab(narrow))
         run = stack.enter_context(
-            capturing(tmp_path / "a.pm", *options, *within(lab), kinds=f"{kind},fexit,iter")
+            capturing(tmp_path / "a.pm", *options, *within(lab), kinds=f"{kind},fexit,kprobe,iter")
         )
         said = []
         lossy = stack.enter_context(connected(lab))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import io
 import itertools
 import threading
@@ -82,7 +83,7 @@ def test_an_installation_without_a_compiler_writes_plainly(monkeypatch: Any) -> 
 def test_what_is_no_such_library_is_not_used(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
     assert native.find_library.__wrapped__() is None
-    suffix = native.importlib.machinery.EXTENSION_SUFFIXES[0]
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     (tmp_path / f"_lines{suffix}").write_bytes(b"of another machine")
     assert native.find_library.__wrapped__() is None
 

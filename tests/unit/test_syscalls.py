@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tcpkmon.collector.plan import filters
+from tcpkmon.collector.plan import filters, schema_sources
 from tcpkmon.collector.plan.request import Request, check_request
 from tcpkmon.collector.plan.syscall_choice import LEFT_OUT, NUMBERS, left_out, parse_syscalls
 from tcpkmon.formats.analysis import match_calls, open_log
@@ -47,6 +47,17 @@ def test_calls_are_chosen_by_name_and_number() -> None:
             parse_syscalls(text)
     with pytest.raises(UsageError, match="did you mean 'read'"):
         parse_syscalls("reed")
+
+
+def test_arm64_has_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema_sources, "ARM64", True)
+    assert parse_syscalls("read,openat,futex_waitv") == (63, 56, 449)
+    with pytest.raises(UsageError, match="no call is named 'open'"):
+        parse_syscalls("open")
+    schema = schema_sources.load_schema_of(schema_sources.find_sources(["syscall"]))
+    (calls,) = (enum for enum in schema.enums if enum.name == "syscall")
+    assert {member.name for member in calls.members} >= {"mmap", "clone3", "fstat"}
+    assert any(enum.name == "errno" for enum in schema.enums)
 
 
 def test_all_other_numbers_are_left_out() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scripts.vm import guests, kernels, main, tools
+from scripts.vm import arm64, guests, kernels, main, tools
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "vmtest"
 KERNEL = ("6.1.0-1-amd64", Path("/nowhere"))
@@ -129,7 +129,7 @@ def test_time_that_runs_out_excuses_no_failure(
 def test_what_cannot_be_had_is_not_tested(
     vmtest: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def get_tools() -> None:
+    def get_tools(machines: object) -> None:
         raise vmtest.Failure("apt-get failed: no network")
 
     monkeypatch.setattr(tools, "get_tools", get_tools)
@@ -150,7 +150,7 @@ def test_a_kernel_that_cannot_be_had_is_left_out(
         return f"{wanted}.0-1-amd64", Path("/nowhere")
 
     boots((ALL, ""), (ALL, ""))
-    monkeypatch.setattr(tools, "get_tools", lambda: None)
+    monkeypatch.setattr(tools, "get_tools", lambda machines: None)
     monkeypatch.setattr(kernels, "check_bootable", lambda *_: None)
     monkeypatch.setattr(kernels, "get_kernel", get_kernel)
     monkeypatch.setattr("os.getuid", lambda: 0)
@@ -170,11 +170,12 @@ def test_ci_parts_the_tests_among_three_kernels(
         return guests.Verdict(kernel[0], dict.fromkeys(tests, "passed"))
 
     monkeypatch.setattr(vmtest, "test_guest", test_guest)
-    monkeypatch.setattr(tools, "get_tools", lambda: None)
+    monkeypatch.setattr(tools, "get_tools", lambda machines: None)
     release = {"newest": "7.3.4-amd64", "newest-rt": "7.3.4-rt-amd64"}.get
     get = lambda wanted: (release(wanted, wanted), Path("/nowhere"))  # noqa: E731
     monkeypatch.setattr(kernels, "check_bootable", lambda *_: None)
     monkeypatch.setattr(kernels, "get_kernel", get)
+    monkeypatch.setattr(arm64, "get_userland", lambda: None)
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert vmtest.main(["--ci"]) == 0
     assert {*asked["6.1"], *asked["7.3.4-amd64"], *asked["6.12"]} == {*vmtest.CI_TESTS}
@@ -184,6 +185,9 @@ def test_ci_parts_the_tests_among_three_kernels(
     assert vmtest.main(["--full"]) == 0
     assert asked["5.10"] == vmtest.OLD_TESTS
     assert asked["6.12"] == asked["7.3.4-rt-amd64"] == (*vmtest.CI_TESTS, *vmtest.MORE_TESTS)
+    assert asked["arm64-6.1"] == vmtest.ARM64_TESTS
+    assert vmtest.main(["arm64-6.1", "--all"]) == 0
+    assert asked["arm64-6.1"] == asked["6.12"]
 
 
 def test_a_panic_is_seen_and_a_program_that_crashed_is_none() -> None:
@@ -212,6 +216,10 @@ linux-modules-7.3.4+deb13-amd64 - Linux 7.3.4 for 64-bit PCs (modules)
 linux-modules-7.3.4+deb13-rt-amd64 - Linux 7.3.4 for 64-bit PCs (modules)
 linux-modules-7.4.1+deb14-amd64 - Linux 7.4.1 for 64-bit PCs (modules)
 """
+ARM64_LISTING = """\
+linux-image-6.1.0-56-arm64 - Linux 6.1 for 64-bit ARMv8 machines (signed)
+linux-image-6.12.90+deb13-arm64-16k - Linux 6.12 for 64-bit ARMv8 machines with 16k pages (signed)
+"""
 
 
 @pytest.fixture
@@ -223,7 +231,8 @@ def lists(vmtest: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str
         commands.append(command)
         if "download" in command:
             make_packages(Path(options["cwd"]), command[command.index("download") + 1 :])
-        return LISTING if command[0] == "apt-cache" else ""
+        listing = ARM64_LISTING if "APT::Architecture=arm64" in command else LISTING
+        return listing if command[0] == "apt-cache" else ""
 
     monkeypatch.setattr(kernels, "run", run)
     monkeypatch.setattr(kernels, "KEYRING", SCRIPT)
@@ -251,6 +260,8 @@ def make_packages(folder: Path, packages: Sequence[str]) -> None:
         ("7.3-rt", "7.3.4+deb13-rt-amd64"),
         ("newest-rt", "7.3.4+deb13-rt-amd64"),
         ("7.2-cloud", "7.2.13+deb14-cloud-amd64"),
+        ("arm64-6.1", "6.1.0-56-arm64"),
+        ("arm64-newest-16k", "6.12.90+deb13-arm64-16k"),
     ],
 )
 def test_what_a_name_stands_for(lists: list[tuple[str, ...]], name: str, release: str) -> None:
@@ -266,7 +277,8 @@ def test_a_name_that_stands_for_none(lists: list[tuple[str, ...]], name: str) ->
 def test_the_list(vmtest: ModuleType, lists: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert vmtest.main(["--list"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [row[0] for row in rows] == ["6.1", "6.12", "7.2-cloud", "7.3", "7.3-rt"]
+    names = ["6.1", "6.12", "7.2-cloud", "7.3", "7.3-rt"]
+    assert [row[0] for row in rows] == [*names, "arm64-6.1", "arm64-6.12-16k"]
     assert rows[1][1] == "6.12.90+deb13.1-amd64"
 
 
@@ -296,9 +308,18 @@ def test_a_kernel_without_9p_is_not_booted(tmp_path: Path) -> None:
         kernels.check_bootable("7.3.4-amd64", tmp_path)
 
 
+def test_modules_come_after_what_they_need(tmp_path: Path) -> None:
+    rows = ["k/fs/9p/9p.ko.xz: k/net/9pnet.ko.xz k/fs/netfs.ko", "k/net/9pnet.ko.xz:",
+            "k/drivers/virtio-pci.ko: k/a/legacy.ko k/a/modern.ko"]  # fmt: skip
+    (tmp_path / "modules.dep").write_text("\n".join(rows))
+    found = arm64.in_order(tmp_path, ("virtio_pci", "9p", "built_in"))
+    names = ["modern.ko", "legacy.ko", "virtio-pci.ko", "netfs.ko", "9pnet.ko.xz", "9p.ko.xz"]
+    assert [path.name for path in found] == names
+
+
 def test_the_systems_sources_and_lists_are_not_used(lists: list[tuple[str, ...]]) -> None:
-    kernels.list_packages()
-    kernels.list_packages()
+    kernels.list_packages("amd64")
+    kernels.list_packages("amd64")
     updates = [command for command in lists if "update" in command]
     assert len(updates) == 1, "not again on the same day"
     own = str(tools.cache() / "apt")

@@ -5,14 +5,14 @@
 #
 #   guest.sh ROOT RESULTS       RESULTS/arguments: pytest's arguments, one a line
 #
+# The guests of arm64 come here behind the first part: scripts/vm/arm64-init.sh has done it.
 # The host's files are mounted twice: as the root that virtme-ng made, and under the tag `cached`,
 # with a cache, which makes imports of Python ten times as fast. The overlay uses the second.
 set -u
 root=$1 results=$2
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 if [ "${TCPKMON_STAGE:-}" != chroot ]; then
     exec >>"$results/guest.log" 2>&1
-    export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-    ip link set lo up
     base=/run/tcpkmon-vm
     mkdir -p $base/host $base/over
     mount -t 9p -o ro,trans=virtio,version=9p2000.L,cache=loose,msize=512000 cached $base/host &&
@@ -31,6 +31,7 @@ if [ "${TCPKMON_STAGE:-}" != chroot ]; then
     TCPKMON_STAGE=chroot exec chroot . bash "$root/tests/vm/guest.sh" "$@"
 fi
 unset TCPKMON_STAGE
+ip link set lo up
 mapfile -t arguments <"$results/arguments"
 export HOME=/root LC_ALL=C.UTF-8 TMPDIR=/run/tmp
 export TCPKMON_GUEST=1 TCPKMON_LIVE=1 TCPKMON_RESULTS=$results
