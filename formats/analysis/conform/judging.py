@@ -40,10 +40,10 @@ class Break:
 
 @dataclass
 class Verdicts:
-    """unsure: why it is not sure that nothing is missing; "" if it is. counts: by connection, (rules, 3): how often each rule is kept, broken, cannot be told.
-
-    ends: of each connection, its addresses and ports. breaks: the first _MOST_BREAKS. untellable:
-    rules of which the capture says nothing, and why.
+    """unsure: why it is not sure that nothing is missing; "" if it is. counts: by connection,
+    (rules, 3): how often each rule is kept, is broken, cannot be told. ends: of each connection,
+    its addresses and ports. breaks: the first _MOST_BREAKS. untellable: rules of which the capture
+    says nothing, and why.
     """
 
     unsure: str = ""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from tcpkmon.formats.analysis.conform.rule import (
+    CONG_STATE,
     CUBIC,
     CWR,
     LOSS,
@@ -25,12 +26,15 @@ are written."""
 
 
 def _cwnd(step: Step) -> tuple[Mask, Mask]:
+    """A record of a change of the state has the window that is made for it already."""
+    sent = (step.sent > 0) & (step.now["location"] != CONG_STATE)
     most = np.maximum(step.now["snd_cwnd_segs"], step.was["snd_cwnd_segs"])
-    return step.open & (step.sent > 0), step.now["packets_out"] > most + 1
+    return step.open & sent, step.now["packets_out"] > most + 1
 
 
 def _grown(step: Step) -> Array:
-    return step.now["snd_cwnd_segs"] - step.was["snd_cwnd_segs"]
+    more: Array = step.now["snd_cwnd_segs"] - step.was["snd_cwnd_segs"]
+    return more
 
 
 def _one_ack(step: Step) -> Mask:
@@ -68,7 +72,8 @@ def _beta(step: Step) -> tuple[Mask, Mask]:
 
 def _by_timer(step: Step) -> Mask:
     """The retransmission timer began a loss; a smaller MTU does too, which is another matter."""
-    return step.into(LOSS) & step.after_rto & (step.now["mss"] == step.was["mss"])
+    same: Mask = step.into(LOSS) & step.after_rto & (step.now["mss"] == step.was["mss"])
+    return same
 
 
 def _rto_ssthresh(step: Step) -> tuple[Mask, Mask]:

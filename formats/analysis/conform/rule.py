@@ -47,7 +47,8 @@ class Step:
     def open(self) -> Mask:
         """Besides, no loss or reordering is under way."""
         calm: Mask = (self.now["ca_state"] == OPEN) & (self.was["ca_state"] == OPEN)
-        return self.established & calm & (self.now["mss"] == self.was["mss"])
+        same: Mask = self.established & calm & (self.now["mss"] == self.was["mss"])
+        return same
 
     @property
     def sent(self) -> Array:
@@ -64,7 +65,8 @@ class Step:
         """Records of a change into one of these congestion states, where no reduction is under
         way."""
         calm: Mask = self.now["ca_state"] <= DISORDER
-        return (self.now["location"] == CONG_STATE) & calm & np.isin(self.now["callvalue"], states)
+        into: Mask = np.isin(self.now["callvalue"], states) & calm
+        return into & (self.now["location"] == CONG_STATE)
 
 
 @dataclass(frozen=True)

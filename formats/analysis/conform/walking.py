@@ -116,12 +116,12 @@ class _Places:
 
     def _before(self, chosen: Mask) -> Array:
         """(n,) the last chosen row of its connection before each."""
-        at = np.where(chosen, np.arange(self._count), -1)
-        found = np.maximum.accumulate(np.append(-1, at)[:-1]) if self._count else at
+        at = np.append(-1, np.where(chosen, np.arange(self._count), -1))
+        found: Array = np.maximum.accumulate(at)[:-1]
         return np.where(found >= self._begin, found, -1)
 
     def keep(self) -> Array:
-        """The rows that the next piece looks at, each with that before it, which tells what it is."""
+        """The rows that the next piece looks at, each with the one before, which tells its kind."""
         ends = self._last[~self._gone[self._last]] if self._count else self._last
         places = [ends]
         for before, chosen in ((self.was, self.locked), (self._before(self._marks), self._marks),
