@@ -100,6 +100,15 @@ def _drain(server: socket.socket) -> None:
             pass
 
 
+def rules_table() -> str:
+    """The rules, with their sentences and what Linux does otherwise, for the page."""
+    rows = (
+        f"| `{rule.name}` | {rule.rfc} | {rule.quote} | {rule.deviations} |" for rule in RULES
+    )
+    head = "| rule | of | sentence | Linux |\n| --- | --- | --- | --- |"
+    return "\n".join((head, *(row.replace("<-", "\\<-") for row in rows)))
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--docs", is_flag=True, help="Write the matrix into docs/conformance.md.")
 @click.option("--only", default="", metavar="NAME", help="This congestion control alone.")
@@ -132,6 +141,7 @@ def command(docs: bool, only: str, keep: Path | None) -> int:
         lines.append(f"| `{rule.name}` | {' | '.join(cells)} |")
     text = "\n".join(lines)
     if docs:
+        write_part(PAGE, "conform-rules", rules_table())
         write_part(PAGE, "conform-matrix", text)
     click.echo(text)
     return 0

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from scripts.conform_matrix import PAGE, rules_table
 from tcpkmon.formats.analysis.conform import RULES, Verdicts, conform
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base import control
@@ -23,7 +24,7 @@ from tests.unit.why_capture import CLOCK, DEFAULT
 
 FURTHER = DEFAULT | dict.fromkeys(
     ("seg_ack", "rto_us", "delivered", "prior_cwnd", "tlp_high_seq", "max_packets_out"), 4
-) | dict.fromkeys(("retransmits", "backoff", "pending", "is_cwnd_limited"), 2) | {"ca_name": 16}
+) | dict.fromkeys(("backoff", "pending", "is_cwnd_limited"), 2) | {"ca_name": 16}
 LOCATIONS = dict.fromkeys(
     ("SEGMENT_RECEIVED", "RETRANSMIT", "CONG_STATE", "STATE_CHANGE", "RTO", "CWND_UNDO"), "btf"
 )
@@ -39,8 +40,8 @@ ACKED = {"snd_una": 3000, "seg_ack": 3000, "snd_max": 13_000, "delivered": 7, "s
 LOSS = {"location": 5, "ca_state": 0, "callvalue": 3, "snd_cwnd_segs": 20, "snd_ssthresh": 10}
 TIMER = {"location": 5, "callvalue": 4, "prior_cwnd": 20, "snd_ssthresh": 10, "lost_out": 10,
          "snd_cwnd_segs": 1}  # fmt: skip
-AGAIN = {"location": 2, "ca_state": 4, "seg_seq": 1000, "retransmits": 1, "rto_us": 300_000}
-MORE = AGAIN | {"retransmits": 2, "rto_us": 600_000, "backoff": 1}
+AGAIN = {"location": 2, "ca_state": 4, "seg_seq": 1000, "rto_us": 300_000}
+MORE = AGAIN | {"rto_us": 600_000, "backoff": 1}
 ALL_ACKED = {"seg_ack": 11_000}
 IDLE = {"snd_una": 11_000, "snd_max": 16_000, "packets_out": 5, "snd_sb_cc": 5000,
         "first_tx_us": 3_000_000, "snd_cwnd_segs": 10}  # fmt: skip
@@ -171,6 +172,10 @@ def test_pieces_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert whole.broken() and [*whole.counts] == [1, 2, 3] == [*parts.counts]
     for one in whole.counts:
         assert (whole.counts[one] == parts.counts[one]).all()
+
+
+def test_the_page_has_the_rules() -> None:
+    assert rules_table() in PAGE.read_text(encoding="utf-8")
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from tcpkmon.formats.analysis.conform.rule import (
     CONG_STATE,
     CWR,
     ESTABLISHED,
+    LOSS,
     OPEN,
     RECOVERY,
     RETRANSMIT,
@@ -31,11 +32,11 @@ def _rto(step: Step) -> tuple[Mask, Mask]:
 
 
 def _backoff(step: Step) -> tuple[Mask, Mask]:
+    """was: the segment that the timer sent again, which has the timeout before it backs off."""
     now, was = step.now, step.was
-    again = (now["location"] == RETRANSMIT) & (was["location"] == RETRANSMIT)
-    again &= (now["seg_seq"] == was["seg_seq"]) & (now["retransmits"] == was["retransmits"] + 1)
-    longer = np.minimum(2 * was["rto_us"], _SECOND_US)
+    again = (was["location"] == RETRANSMIT) & (was["ca_state"] == LOSS)
     backed = again & (now["backoff"] == was["backoff"] + 1)
+    longer = np.minimum(2 * was["rto_us"], _SECOND_US)
     broken = (now["rto_us"] < longer) | (now["rto_us"] > 2 * was["rto_us"])
     return step.established & backed, broken
 
@@ -90,8 +91,8 @@ RULES = (
         "Thin streams do not back off (tcp_thin_linear_timeouts, comment in "
         "tcp_retransmit_timer()), nor after an ICMP message that explains the loss (RFC 6069, "
         "tcp_ld_RTO_revert()): those are not judged.",
-        needs=("rto_us", "retransmits", "backoff", "seg_seq"),
-        locations=("SEGMENT_RECEIVED", "RETRANSMIT"), shows=("rto_us", "backoff", "retransmits"),
+        needs=("rto_us", "backoff"),
+        locations=("SEGMENT_RECEIVED", "RETRANSMIT"), shows=("rto_us", "backoff"),
     ),
     Rule(
         "sample", "RFC 6298, 3",
