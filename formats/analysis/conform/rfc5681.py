@@ -39,8 +39,8 @@ def _grown(step: Step) -> Array:
 
 def _one_ack(step: Step) -> Mask:
     """One segment was processed in between, and the window grew by reno's or cubic's rules."""
-    one = step.was["location"] == SEGMENT_RECEIVED
-    return step.open & one & step.loss_based & (_grown(step) > 0)
+    one: Mask = (step.was["location"] == SEGMENT_RECEIVED) & (_grown(step) > 0)
+    return step.open & step.loss_based & one
 
 
 def _growth(step: Step) -> tuple[Mask, Mask]:
@@ -84,8 +84,9 @@ def _rto_ssthresh(step: Step) -> tuple[Mask, Mask]:
 
 def _loss_window(step: Step) -> tuple[Mask, Mask]:
     now = step.now
+    begins = (now["location"] == CONG_STATE) & (now["callvalue"] == LOSS) & step.after_rto
     flight = now["packets_out"] - now["sacked_out"] - now["lost_out"] + now["retrans_out"]
-    return _by_timer(step), now["snd_cwnd_segs"] > flight + 1
+    return begins & (now["mss"] == step.was["mss"]), now["snd_cwnd_segs"] > flight + 1
 
 
 def _restart(step: Step) -> tuple[Mask, Mask]:

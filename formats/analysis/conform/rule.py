@@ -65,8 +65,8 @@ class Step:
         """Records of a change into one of these congestion states, where no reduction is under
         way."""
         calm: Mask = self.now["ca_state"] <= DISORDER
-        into: Mask = np.isin(self.now["callvalue"], states) & calm
-        return into & (self.now["location"] == CONG_STATE)
+        into: Mask = calm & (self.now["location"] == CONG_STATE)
+        return into & np.isin(self.now["callvalue"], states)
 
 
 @dataclass(frozen=True)

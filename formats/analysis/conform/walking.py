@@ -93,7 +93,7 @@ class _Places:
         begins = np.ones(len(ids), np.bool_)
         begins[1:] = ids[1:] != ids[:-1]
         self._begin = np.maximum.accumulate(np.where(begins, np.arange(len(ids)), 0))
-        self._last = np.flatnonzero(np.append(begins[1:], True)) if len(ids) else begins[:0]
+        self._last = np.flatnonzero(np.append(begins, True)[1:])
         self.locked = np.isin(location, _LOCKED)
         self.was = self._before(self.locked)
         direct = np.maximum(np.arange(len(ids)) - 1, 0)
@@ -116,20 +116,20 @@ class _Places:
 
     def _before(self, chosen: Mask) -> Array:
         """(n,) the last chosen row of its connection before each."""
-        at = np.append(-1, np.where(chosen, np.arange(self._count), -1))
-        found: Array = np.maximum.accumulate(at)[:-1]
+        at: Array = np.append(-1, np.where(chosen, np.arange(self._count), -1))
+        found: Array = np.maximum.accumulate(at[:-1])
         return np.where(found >= self._begin, found, -1)
 
     def keep(self) -> Array:
         """The rows that the next piece looks at, each with the one before, which tells its kind."""
-        ends = self._last[~self._gone[self._last]] if self._count else self._last
-        places = [ends]
+        ends: Array = self._last[~self._gone[self._last]]
+        places: list[Array] = [ends]
         for before, chosen in ((self.was, self.locked), (self._before(self._marks), self._marks),
                                (self.first, self._opened)):  # fmt: skip
             places.append(np.where(chosen[ends], ends, before[ends]))
-        kept = np.concatenate(places)
+        kept: Array = np.concatenate(places)
         kept = kept[kept >= 0]
-        was = self.was[kept]
+        was: Array = self.was[kept]
         return np.unique(np.concatenate([kept, was[was >= 0]]))
 
 
