@@ -22,7 +22,7 @@ from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.psc.header import KIND_HOST
 from tcpkmon.formats.psc.reader import Capture
 from tcpkmon.formats.registry import open_files
-from tcpkmon.formats.verify.report import find_unseen
+from tcpkmon.formats.verify import find_unseen
 
 Array = NDArray[Any]
 Note = Callable[[Array, Array, Array], None]
