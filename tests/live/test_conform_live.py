@@ -24,7 +24,6 @@ def told(found: Verdicts) -> dict[str, int]:
     ("algorithm", "path", "judged"),
     [
         ("cubic", "outage", ("window", "cwnd", "growth", "loss_window", "backoff")),
-        ("reno", "bursts of loss", ("order", "acked", "ssthresh", "retransmit", "rto")),
         ("cubic", "pause", ("restart", "validation")),
     ],
 )
