@@ -139,8 +139,7 @@ RULES = (
     ),
     Rule(
         "recovery", "RFC 6937, 1",
-        "These algorithms determine the amount of data sent by TCP during loss recovery. PRR "
-        "minimizes excess window adjustments",
+        "PRR minimizes excess window adjustments",
         _recovery,
         "At least one segment is sent (comment in tcp_cwnd_reduction(): force a fast retransmit), "
         "and the window of a sender that did not use it may be below what is in flight.",
