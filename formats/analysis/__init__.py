@@ -37,6 +37,7 @@ __all__ = [
     "beside",
     "check",
     "collapse_stacks",
+    "conform",
     "count_samples",
     "cpu_times",
     "device_name",

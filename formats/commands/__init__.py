@@ -3,7 +3,7 @@
 
 __all__ = [
     "anonymise", "check",
-    "condense", "connections", "cut", "decode",
+    "condense", "conform", "connections", "cut", "decode",
     "diff",
     "export", "flamegraph", "join", "latency", "magnet_parse",
     "repair", "report", "requests", "sql", "translate", "verify", "why",

@@ -13,7 +13,15 @@ from tcpkmon.formats.verify.psc.check import verify_capture, verify_file
 from tcpkmon.formats.verify.psc.cut import cut_file
 from tcpkmon.formats.verify.psc.entries import is_ours
 from tcpkmon.formats.verify.psc.repair import repair_file
-from tcpkmon.formats.verify.report import CAUSES, DOES_NOT_ADD_UP, Missed, Problem, Report, Row
+from tcpkmon.formats.verify.report import (
+    CAUSES,
+    DOES_NOT_ADD_UP,
+    Missed,
+    Problem,
+    Report,
+    Row,
+    find_unseen,
+)
 from tcpkmon.formats.verify.table import make_console, print_report
 
 __all__ = [
@@ -24,6 +32,7 @@ __all__ = [
     "Report",
     "Row",
     "cut_file",
+    "find_unseen",
     "is_ours",
     "make_console",
     "print_report",

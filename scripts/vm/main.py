@@ -70,6 +70,7 @@ have the same to do, with 6.12 after the newest. Without --ci all kernels run al
 MORE_TESTS = (
     "tests/vm/test_vm_why.py",
     "tests/vm/test_vm_join.py",
+    "tests/vm/test_vm_conform.py",
     "tests/vm/test_vm_ci.py",
     "tests/vm/test_vm_smoke.py",
     "tests/vm/test_vm_soak.py",

@@ -7,13 +7,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tcpkmon.formats.analysis import exchanges, why
-from tcpkmon.formats.analysis.check.names import COLUMN_OF, INTERVAL, LEDGER, REQUEST
+from tcpkmon.formats.analysis.check.names import COLUMN_OF, INTERVAL, REQUEST
 from tcpkmon.formats.analysis.check.scope import Table
 from tcpkmon.formats.analysis.check.span import Proof
+from tcpkmon.formats.analysis.conform import conform
 from tcpkmon.formats.conditions import Array
 from tcpkmon.formats.registry import format_of
 
@@ -38,6 +40,15 @@ def in_ms(requests: why.Table) -> dict[str, Array]:
         _IN_MS.get(name, f"{REQUEST}{name}"): values / 1e6 if name in _IN_MS else values
         for name, values in requests.items()
     }
+
+
+
+class _Ledger(dict[str, Any]):
+    """What holds for the whole capture; what takes a reading of it is found when it is asked."""
+
+    def __getitem__(self, name: str) -> bool:
+        found = super().__getitem__(name)
+        return bool(found() if callable(found) else found)
 
 
 _ALWAYS = ("conn_id", "location", "lport", "rport", "state")
@@ -119,7 +130,7 @@ class Capture:
             columns = self._records(names)
         else:
             columns = self._intervals(names) if what == "interval" else self._requests(names)
-        holds = dict(zip(LEDGER, (self._whole, self.proven), strict=True))
+        holds = _Ledger(no_loss=self._whole, proven=self.proven, conforms=self._conforms)
         count = len(columns["conn_id"])
         return Table(what, columns, count, self.lost, holds, self._share)
 
@@ -159,6 +170,13 @@ class Capture:
             for name, found in pieces.items()
         }
         return self._kept(whole)
+
+    def _conforms(self) -> bool:
+        """Whether no rule of an RFC is broken; True too where that cannot be told."""
+        with why.Source(self.path) as source:
+            found = conform(source, "" if self.proven else self.verdict)
+        ids = found.counts if self.keep is None else self.connections["conn_id"].tolist()
+        return not found.broken([one for one in ids if one in found.counts])
 
     def _share(self, limit: str) -> Array:
         return share_of(self.connections, limit)

@@ -128,6 +128,8 @@ def _result(one: Compiled, table: Table) -> Result:
         return Result(text, False, what, rows, str(error))
     if not one.value.each:
         seen = f"is {_text(one.left.get(table)[0], one.left.unit)}" if one.comparison else ""
+        if "conforms" in text and not holds:
+            seen = seen or "tcpkmon conform says which rule, and where"
         return Result(text, bool(holds), what, rows, seen)
     if not rows:
         return Result(text, False, what, rows, f"no {what} to hold it for")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from tcpkmon.formats.base.expressions import TIMES
 from tcpkmon.formats.base.tcp_info import FROM_INFO
 
-LEDGER = ("no_loss", "proven")
+LEDGER = ("no_loss", "proven", "conforms")
 """Conditions on the whole capture."""
 CONSTANTS = {
     prefix + name: number

@@ -27,7 +27,7 @@ class Table:
     count: int
     lost: int
     holds: Mapping[str, bool]
-    """no_loss and proven."""
+    """no_loss, proven and conforms."""
     share: Callable[[str], Array]
 
     def take(self, kept: Array) -> Table:

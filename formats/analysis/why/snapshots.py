@@ -22,6 +22,7 @@ from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.psc.header import KIND_HOST
 from tcpkmon.formats.psc.reader import Capture
 from tcpkmon.formats.registry import open_files
+from tcpkmon.formats.verify import find_unseen
 
 Array = NDArray[Any]
 Note = Callable[[Array, Array, Array], None]
@@ -178,6 +179,10 @@ class Source:
         """The locations that the capture records, and how each is attached, as its header says."""
         recorded = self._settings().get("locations")
         return recorded if isinstance(recorded, dict) else None
+
+    def unseen(self) -> str:
+        """What the kernel showed no program, as the header says."""
+        return "; ".join(find_unseen(self._settings()))
 
     def about(self) -> dict[str, Any]:
         """What the headers tell of the capture: columns of the table connections."""

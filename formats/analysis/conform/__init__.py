@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether connections keep the rules of the RFCs: a table of rules, judged record by record."""
+
+from tcpkmon.formats.analysis.conform.judging import RULES, Break, Verdicts, conform, why_unsure
+from tcpkmon.formats.analysis.conform.rule import Rule, Step
+
+__all__ = ["RULES", "Break", "Rule", "Step", "Verdicts", "conform", "why_unsure"]

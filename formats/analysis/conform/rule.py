@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rule is: a sentence of an RFC, and the test of it on records of a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+SEGMENT_RECEIVED, RETRANSMIT, STATE_CHANGE, CONG_STATE, RTO, CWND_UNDO = 1, 2, 4, 5, 14, 17
+ESTABLISHED = 1
+OPEN, DISORDER, CWR, RECOVERY, LOSS = range(5)
+RENO, CUBIC = 1, 2
+"""The column `ca`, made of ca_name: 0 for another algorithm."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """n records of connections, and for each the record before it, in columns of int64.
+
+    was: the record before. entry: that of the last reduction of the window that was not undone;
+    first: the first one after the handshake. All of one connection; where there is none, has_...
+    is false, and the values are any. after_rto: the record directly before is that of the
+    retransmission timer. time_ns, before_ns: of now and was.
+    """
+
+    now: Mapping[str, Array]
+    was: Mapping[str, Array]
+    entry: Mapping[str, Array]
+    first: Mapping[str, Array]
+    after_rto: Mask
+    time_ns: Array
+    before_ns: Array
+
+    @property
+    def established(self) -> Mask:
+        """Both records are of an established connection."""
+        both: Mask = (self.now["state"] == ESTABLISHED) & (self.was["state"] == ESTABLISHED)
+        return both
+
+    @property
+    def open(self) -> Mask:
+        """Besides, no loss or reordering is under way."""
+        calm: Mask = (self.now["ca_state"] == OPEN) & (self.was["ca_state"] == OPEN)
+        same: Mask = self.established & calm & (self.now["mss"] == self.was["mss"])
+        return same
+
+    @property
+    def sent(self) -> Array:
+        """Bytes sent for the first time in between."""
+        return ahead(self.now["snd_max"], self.was["snd_max"])
+
+    @property
+    def loss_based(self) -> Mask:
+        """The algorithm is reno or cubic."""
+        known: Mask = self.now["ca"] > 0
+        return known
+
+    def into(self, *states: int) -> Mask:
+        """Records of a change into one of these congestion states, where no reduction is under
+        way."""
+        calm: Mask = self.now["ca_state"] <= DISORDER
+        into: Mask = calm & (self.now["location"] == CONG_STATE)
+        return into & np.isin(self.now["callvalue"], states)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """judge: of a step, where the rule applies and where it is broken. deviations: what Linux does
+    otherwise, and where its source says so; the rule allows that.
+
+    needs: the columns that it looks at, beside ALWAYS. across: it needs was, entry or first, and
+    no record lost since. locations: those that must be recorded. shows: columns that a break shows.
+    """
+
+    name: str
+    rfc: str
+    quote: str
+    judge: Callable[[Step], tuple[Mask, Mask]]
+    deviations: str = ""
+    needs: tuple[str, ...] = ()
+    across: str = "was"
+    locations: tuple[str, ...] = ("SEGMENT_RECEIVED", "CONG_STATE", "STATE_CHANGE")
+    shows: tuple[str, ...] = ()
+
+
+def ahead(one: Array, other: Array) -> Array:
+    """By how much a sequence number is ahead of another one, modulo 2^32."""
+    found: Array = ((one - other + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
+    return found

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Walks through a capture: each record of a connection beside those before it that rules look at.
+
+Bounded memory: of each open connection at most eight records are kept from piece to piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tcpkmon.formats.analysis.conform.rule import (
+    CONG_STATE,
+    CWND_UNDO,
+    CWR,
+    DISORDER,
+    ESTABLISHED,
+    RECOVERY,
+    RTO,
+    SEGMENT_RECEIVED,
+    STATE_CHANGE,
+    Array,
+    Mask,
+    Step,
+    ahead,
+)
+from tcpkmon.formats.analysis.why import Snapshots, Source
+
+ALWAYS = (
+    "conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state", "ca_state",
+    "snd_una", "snd_max", "snd_wnd", "snd_cwnd_segs", "snd_ssthresh", "mss", "packets_out",
+    "sacked_out", "lost_out", "retrans_out", "rcv_nxt", "snd_sb_cc",
+)  # fmt: skip
+"""The columns that are always read; each capture of the default columns has them."""
+_TEXTS = ("laddr", "raddr", "ca_name")
+_LOCKED = (1, 2, 4, 5, 17, 18, 19, 21)
+"""Locations at which the kernel has the socket's lock: what they record is of one moment. Those of
+timers and calls are not, as another CPU may change the socket meanwhile."""
+_DESTROY = 11
+_NAMES = {b"reno": 1, b"cubic": 2}
+
+
+@dataclass(frozen=True)
+class Walked:
+    """n records with the lock, as a Step, and which of what they are compared with there is.
+
+    has: by `across` of a rule, where there is such a record; whole: where besides no record is
+    lost in between; doubt: where one may be missing of which nothing tells. ends: (n,) the
+    addresses, as the capture has them.
+    """
+
+    step: Step
+    has: dict[str, Mask]
+    whole: dict[str, Mask]
+    doubt: dict[str, Mask]
+    ends: dict[str, NDArray[Any]]
+
+
+def walk(source: Source, doubt: bool = False) -> Iterator[Walked]:
+    """The records of a source, of which the columns are chosen; in the capture's order within each
+    connection. doubt: events of which nothing tells may be missing."""
+    kept: Snapshots | None = None
+    for piece in source.read():
+        old = 0 if kept is None else len(kept)
+        rows = piece if kept is None else _join(kept, piece)
+        order = np.argsort(rows["conn_id"], kind="stable")
+        rows, new = rows.take(order), order >= old
+        found = _Places(rows)
+        judged = np.flatnonzero(new & found.locked)
+        if len(judged):
+            yield _walked(rows, found, judged, doubt)
+        kept = rows.take(found.keep())
+
+
+def _join(one: Snapshots, other: Snapshots) -> Snapshots:
+    columns = {
+        name: np.concatenate([values, other[name]]) for name, values in one.columns.items()
+    }
+    times = np.concatenate([one.times_ns, other.times_ns])
+    return Snapshots(columns, times, np.concatenate([one.lost, other.lost]))
+
+
+class _Places:
+    """Rows sorted by connection; of each, the place of the rows before it, -1: there is none."""
+
+    def __init__(self, rows: Snapshots) -> None:
+        ids, location = rows["conn_id"], rows["location"]
+        self._count = len(ids)
+        begins = np.ones(len(ids), np.bool_)
+        begins[1:] = ids[1:] != ids[:-1]
+        self._begin = np.maximum.accumulate(np.where(begins, np.arange(len(ids)), 0))
+        self._last = np.flatnonzero(np.append(begins, True)[1:])
+        self.locked = np.isin(location, _LOCKED)
+        self.was = self._before(self.locked)
+        direct = np.maximum(np.arange(len(ids)) - 1, 0)
+        self.after_rto = ~begins & (location[direct] == RTO)
+        calm = (location == CONG_STATE) & (rows["ca_state"] <= DISORDER)
+        reduces = calm & np.isin(rows["callvalue"], (CWR, RECOVERY))
+        safe = np.maximum(self.was, 0)
+        threshold = rows["snd_ssthresh"].astype(np.int64)
+        undone = (location == CWND_UNDO) | (
+            self.locked & (self.was >= 0) & ~reduces & (threshold > threshold[safe])
+        )
+        self._marks = reduces | undone
+        entry: Array = self._before(self._marks)
+        self.entry = np.where((entry >= 0) & reduces[np.maximum(entry, 0)], entry, -1)
+        opened = (self.was >= 0) & (location[safe] == STATE_CHANGE)
+        opened &= (rows["callvalue"][safe] == ESTABLISHED) & self.locked
+        self._opened = opened & (rows["state"] == ESTABLISHED)
+        self.first = self._before(self._opened)
+        self._gone = np.isin(ids, ids[location == _DESTROY])
+
+    def _before(self, chosen: Mask) -> Array:
+        """(n,) the last chosen row of its connection before each."""
+        at: Array = np.append(-1, np.where(chosen, np.arange(self._count), -1))
+        found: Array = np.maximum.accumulate(at[:-1])
+        return np.where(found >= self._begin, found, -1)
+
+    def keep(self) -> Array:
+        """The rows that the next piece looks at, each with the one before, which tells its kind."""
+        ends: Array = self._last[~self._gone[self._last]]
+        places: list[Array] = [ends]
+        for before, chosen in ((self.was, self.locked), (self._before(self._marks), self._marks),
+                               (self.first, self._opened)):  # fmt: skip
+            places.append(np.where(chosen[ends], ends, before[ends]))
+        kept: Array = np.concatenate(places)
+        kept = kept[kept >= 0]
+        was: Array = self.was[kept]
+        return np.unique(np.concatenate([kept, was[was >= 0]]))
+
+
+def _walked(rows: Snapshots, found: _Places, at: Array, doubt: bool) -> Walked:
+    columns = {
+        name: values.astype(np.int64)
+        for name, values in rows.columns.items() if name not in _TEXTS
+    }  # fmt: skip
+    if "ca_name" in rows.columns:
+        columns["ca"] = _algorithms(rows["ca_name"])
+    places = {"was": found.was[at], "entry": found.entry[at], "first": found.first[at]}
+    of = {
+        name: {key: values[np.maximum(place, 0)] for key, values in columns.items()}
+        for name, place in places.items()
+    }
+    now = {key: values[at] for key, values in columns.items()}
+    has = {name: place >= 0 for name, place in places.items()}
+    lost = rows.lost
+    whole = {
+        name: has[name] & (lost[np.maximum(place, 0)] == lost[at])
+        for name, place in places.items()
+    }
+    # `first` is compared by its value alone; the record before it must be whole.
+    whole["first"] = has["first"] & whole["was"]
+    has["entry"] &= has["was"]
+    before = np.maximum(places["was"], 0)
+    step = Step(
+        now, of["was"], of["entry"], of["first"], found.after_rto[at],
+        rows.times_ns[at], rows.times_ns[before],
+    )  # fmt: skip
+    gaps = np.full(len(at), doubt)
+    doubted = {"was": gaps & ~_follows(step), "entry": gaps}
+    doubted["first"] = doubted["was"]
+    ends = {name: rows[name][at] for name in ("laddr", "raddr")}
+    return Walked(step, has, whole, doubted, ends)
+
+
+def _follows(step: Step) -> Mask:
+    """Where the numbers say themselves that no acknowledgment is missing in between."""
+    was = step.was
+    if "seg_ack" not in was:
+        return np.zeros(len(step.time_ns), np.bool_)
+    new = ahead(was["seg_ack"], was["snd_una"])
+    new = np.where(was["location"] == SEGMENT_RECEIVED, np.maximum(new, 0), 0)
+    same: Mask = ahead(step.now["snd_una"], was["snd_una"]) == new
+    return same
+
+
+def _algorithms(names: NDArray[Any]) -> Array:
+    texts = np.ascontiguousarray(names).view("S16").ravel()
+    found = np.zeros(len(texts), np.int64)
+    for name, number in _NAMES.items():
+        found[texts == name] = number
+    return found
