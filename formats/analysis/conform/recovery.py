@@ -126,7 +126,7 @@ RULES = (
         shows=("snd_una", "snd_max", "snd_cwnd_segs", "snd_ssthresh"),
     ),
     Rule(
-        "reduced", "RFC 6937, 1",
+        "reduced", "RFC 6937, abstract",
         "PRR minimizes excess window adjustments, and the actual window size at the end of "
         "recovery will be as close as possible to the ssthresh, as determined by the congestion "
         "control algorithm.",
@@ -138,7 +138,7 @@ RULES = (
         shows=("snd_cwnd_segs", "snd_ssthresh"),
     ),
     Rule(
-        "recovery", "RFC 6937, 1",
+        "recovery", "RFC 6937, abstract",
         "PRR minimizes excess window adjustments",
         _recovery,
         "At least one segment is sent (comment in tcp_cwnd_reduction(): force a fast retransmit), "
