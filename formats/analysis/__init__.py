@@ -51,6 +51,7 @@ __all__ = [
     "match_calls",
     "match_pairs",
     "open_log",
+    "pairing",
     "queues",
     "requests",
     "sleep_times",
