@@ -18,7 +18,7 @@ ROOMS = {
     ),
     "tcpkmon.collector.commands.history": ("iscan", "monitor", "msmod"),
     "tcpkmon.formats.commands": (
-        "anonymise", "check", "condense", "connections", "cut", "decode", "diff",
+        "anonymise", "check", "condense", "connections", "cut", "dataset", "decode", "diff",
         "export", "flamegraph", "join", "latency", "magnet_parse", "pair", "repair", "report",
         "requests", "sql", "translate", "verify", "why",
     ),

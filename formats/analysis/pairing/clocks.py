@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bounds of what clock B has more than clock A: no message arrives before it was sent.
 
-Each message gives a point: a time of A, and the difference of clocks that it allows at most (A to B)
-or at least (B to A). The difference is a line, o(t) = a + b t, as long as no clock is stepped or
-steered anew: it runs below all points of the one kind and above all of the other. Of all such lines
-the bounds are the lowest and the highest at each time (linear programming in two variables; the
-convex hulls of the points are all that matters). Where no line fits, each half is fitted alone.
+Each message gives a point: a time of A, and the difference of clocks that it allows at most
+(A to B) or at least (B to A). The difference is a line, o(t) = a + b t, as long as no clock is
+stepped or steered anew: it runs below all points of the one kind and above all of the other. Of
+all such lines the bounds are the lowest and the highest at each time (linear programming in two
+variables; the corners of the points' convex hulls are all that matters). Where no line fits, each
+half is fitted alone.
 """
 
 from __future__ import annotations

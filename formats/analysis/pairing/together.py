@@ -71,8 +71,9 @@ class Pairing:
                 zero = sender.acked[0]
                 rows += [
                     {"pair": number, "way": way, "offset": int(low - zero),
-                     "bytes": int(high - low), "times_sent": int(sent), "times_arrived": int(came), "first_ns": int(first),
-                     "last_ns": int(last), "certain": bool(over and self.whole)}
+                     "bytes": int(high - low), "times_sent": int(sent),
+                     "times_arrived": int(came), "first_ns": int(first), "last_ns": int(last),
+                     "certain": bool(over and self.whole)}
                     for low, high, sent, came, first, last, over in zip(
                         found.low, found.high, found.sent, found.arrived, found.first, found.last,
                         is_over, strict=True)

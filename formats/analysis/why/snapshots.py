@@ -162,7 +162,8 @@ class Source:
         names = self.reader.format.enums.get(field.type if field is not None else "", {})
         return {name: code for code, name in names.items()}
 
-    def _settings(self) -> Any:
+    def settings(self) -> Any:
+        """What the capture's header tells of it."""
         if isinstance(self.reader, Capture):
             return self.reader.settings
         header = self.reader.format.header
@@ -176,12 +177,12 @@ class Source:
 
     def locations(self) -> dict[str, Any] | None:
         """The locations that the capture records, and how each is attached, as its header says."""
-        recorded = self._settings().get("locations")
+        recorded = self.settings().get("locations")
         return recorded if isinstance(recorded, dict) else None
 
     def about(self) -> dict[str, Any]:
         """What the headers tell of the capture: columns of the table connections."""
-        settings = self._settings()
+        settings = self.settings()
         if isinstance(self.reader, Capture):
             host, clock = self.reader.header.text(KIND_HOST), self.reader.clock
         else:
