@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes datasets of many hosts from real captures, and measures them: the figures of docs/fleet.md.
+"""Makes datasets of many hosts from real captures, and measures them: docs/fleet.md has it.
 
-    .venv/bin/python scripts/fleet.py CAPTURE... --hosts 10,100 --connections 10000 --folder /tmp/fleet
+    .venv/bin/python scripts/fleet.py CAPTURE... --hosts 10,100 --connections 10000
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def host_tables(tables: dict[str, Any], count: int, segment: str, rng: Any) -> d
     """The tables of one host with so many connections, drawn from the real ones."""
     real = tables["connections"]
     drawn = rng.integers(0, real.num_rows, count)
-    found = {"connections": real.take(drawn).set_column(
-        real.column_names.index("conn_id"), "conn_id", pyarrow.array(np.arange(count) + 1))}  # fmt: skip
+    place, new = real.column_names.index("conn_id"), pyarrow.array(np.arange(count) + 1)
+    found = {"connections": real.take(drawn).set_column(place, "conn_id", new)}
     key = real["segment_id"].to_numpy(zero_copy_only=False).astype(str)
     ids = real["conn_id"].to_numpy()
     of = tables["intervals"]
@@ -51,10 +51,9 @@ def host_tables(tables: dict[str, Any], count: int, segment: str, rng: Any) -> d
     rows = {(seg, num): np.flatnonzero((owner == seg) & (numbers == num))
             for seg, num in set(zip(key.tolist(), ids.tolist(), strict=True))}  # fmt: skip
     taken = [rows[key[at], int(ids[at])] for at in drawn]
-    new = np.repeat(np.arange(count) + 1, [len(some) for some in taken])
-    intervals = of.take(np.concatenate(taken))
-    found["intervals"] = intervals.set_column(
-        intervals.column_names.index("conn_id"), "conn_id", pyarrow.array(new))  # fmt: skip
+    new = pyarrow.array(np.repeat(np.arange(count) + 1, [len(some) for some in taken]))
+    place = of.column_names.index("conn_id")
+    found["intervals"] = of.take(np.concatenate(taken)).set_column(place, "conn_id", new)
     found["ledger"] = tables["ledger"]
     found["settings"] = tables["settings"].slice(0, 1)
     for name, table in found.items():

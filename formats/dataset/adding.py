@@ -129,9 +129,8 @@ def _settings(about: dict[str, Any], proof: dict[str, Any], rows: dict[str, int]
         *((name, text) for name in ("segment_id", "boot_id", "capture_id", "file", "kernel")),
         *((name, whole) for name in ("number", "mono_ns", "real_ns", "clock_bound_ns")),
         ("system", text), ("rows", text), ("verdict", text), ("proven", flag),
-        ("exit_code", whole), ("entries", whole), ("lost", whole), ("size_bytes", whole), ("end_reason", text),
+        ("end_reason", text),
+        *((name, whole) for name in ("exit_code", "entries", "lost", "size_bytes")),
     ]  # fmt: skip
-    row = {**about, **{key: proof[key] for key in ("verdict", "proven", "exit_code", "entries",
-                                                   "lost", "size_bytes", "end_reason")}}  # fmt: skip
-    row["rows"] = json.dumps(rows, sort_keys=True)
+    row = {**proof, **about, "rows": json.dumps(rows, sort_keys=True)}
     return pyarrow.table({name: pyarrow.array([row[name]], kind) for name, kind in fields})

@@ -51,7 +51,7 @@ def check(store: Store) -> Iterator[str]:
     """What is missing or damaged, a sentence each. Reads all footers, and the table settings."""
     told: dict[str, set[str]] = {}
     numbers: dict[tuple[str, str], list[int]] = {}
-    parts, bad = store.parts(), set[Part]()
+    parts, bad = store.parts(check=False), set[Part]()
     for part in parts:
         try:
             store.about(part)

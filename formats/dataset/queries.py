@@ -97,8 +97,12 @@ def _tables(store: Store, session: Any, engine: str) -> Callable[[str], Any]:
             return session.read_parquet(paths, union_by_name=True, hive_partitioning=True,
                                         hive_types_autocast=False)  # fmt: skip
         scheme = "" if store.is_local else "s3a://"
-        return session.read_parquet([scheme + path for path in paths], mergeSchema=True,
-                                    basePath=f"{scheme}{store.base}")  # fmt: skip
+        from pyspark.sql import SparkSession
+
+        reader = SparkSession.active().read.options(
+            mergeSchema="true", basePath=f"{scheme}{store.base}/table={name}")  # fmt: skip
+        reader.parquet(*(scheme + path for path in paths)).createOrReplaceTempView(name)
+        return session.table(name)
 
     return table
 
@@ -168,7 +172,9 @@ def _quantile(of: Any, by: str, value: str, share: float) -> Any:
 
 
 def _srtt(asked: Asked) -> Any:
-    return _quantile(_connections(asked), "ca_name", "srtt_p99_us", 0.99)
+    of = _connections(asked)
+    of = of.mutate(ca_name=of.ca_name.fill_null("not recorded"))
+    return _quantile(of, "ca_name", "srtt_p99_us", 0.99)
 
 
 def _handshakes(asked: Asked) -> Any:

@@ -7,12 +7,12 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from tcpkmon.formats.base.arrow import import_pyarrow
-from tcpkmon.formats.base.errors import DamagedError, FileError, UsageError
+from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError, UsageError
 
 VERSION = 1
 """Of the tables' columns. A later one only adds columns, which are null in earlier files."""
@@ -59,10 +59,11 @@ class Store:
                 self.files, self.base = fs.LocalFileSystem(), os.path.abspath(place)
         self.is_local = isinstance(self.files, fs.LocalFileSystem)
 
-    def parts(self, below: str = "") -> list[Part]:
+    def parts(self, below: str = "", check: bool = True) -> list[Part]:
         """The files, without those that a merged one replaces and its writer left behind.
 
         below: the folder of a table, or one of its days and hosts; what is not there has none.
+        check: raise for a merged file that cannot be read; else it replaces nothing.
         """
         from pyarrow import fs
 
@@ -73,8 +74,11 @@ class Store:
         cut = len(self.base.rstrip("/")) + 1
         parts = [Part(one.path[cut:]) for one in found if one.path.endswith(".parquet")]
         parts = [one for one in parts if one.key.count("/") == 3 and "/." not in one.key]
-        gone = {f"{one.folder}/{name}" for one in parts if one.is_merged
-                for name in self.about(one).get("replaces", [])}  # fmt: skip
+        gone: set[str] = set()
+        for one in parts:
+            if one.is_merged:
+                with nullcontext() if check else suppress(TcpkmonError):
+                    gone |= {f"{one.folder}/{name}" for name in self.about(one)["replaces"]}
         return sorted((one for one in parts if one.key not in gone), key=lambda one: one.key)
 
     def about(self, part: Part) -> dict[str, Any]:
