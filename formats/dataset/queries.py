@@ -114,6 +114,10 @@ def _fsspec(store: Store) -> Any:
     class Files(ArrowFSWrapper):  # type: ignore[misc]
         protocol = "tcpkmon"
 
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return path.removeprefix("tcpkmon://")
+
     return Files(store.files)
 
 
