@@ -28,8 +28,7 @@ def command() -> None:
               help="Default: connections,intervals,latency,ledger; also: snapshots.")
 def add_command(place: str, files: tuple[Path, ...], tables: str | None) -> None:
     """Add captures, or segments of one. What was added before is left as it is."""
-    from tcpkmon.formats.dataset import Store, add
-    from tcpkmon.formats.dataset.adding import TABLES, USUAL
+    from tcpkmon.formats.dataset import TABLES, USUAL, Store, add
 
     chosen = tuple(name.strip() for name in tables.split(",")) if tables else USUAL
     if wrong := [name for name in chosen if name not in TABLES[:-1]]:

@@ -8,9 +8,9 @@ keeping   fewer files, what is missing, what is too old
 queries   questions, expressed once for all engines
 """
 
-from tcpkmon.formats.dataset.adding import Added, add
+from tcpkmon.formats.dataset.adding import TABLES, USUAL, Added, add
 from tcpkmon.formats.dataset.keeping import check, compact, drop
 from tcpkmon.formats.dataset.queries import QUERIES, ask
 from tcpkmon.formats.dataset.store import Store
 
-__all__ = ["QUERIES", "Added", "Store", "add", "ask", "check", "compact", "drop"]
+__all__ = ["QUERIES", "TABLES", "USUAL", "Added", "Store", "add", "ask", "check", "compact", "drop"]

@@ -231,12 +231,13 @@ def test_a_store_like_s3(tmp_path: Path, captures: list[Path], bucket: str) -> N
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 def test_spark_answers_the_same(tmp_path: Path, captures: list[Path]) -> None:
     pytest.importorskip("pyspark")
     store = filled(tmp_path, captures)
     part = store.parts("table=connections")[0]
     store.write(part.key, store.read(part).drop_columns(["bytes_retrans"]), store.about(part))
-    here, there = answers(store), answers(store, "local-cluster[2,1,1024]")
+    here, there = answers(store), answers(store, "local[2]")
     for name in QUERIES:
         ours, theirs = here[name].to_pylist(), there[name].to_pylist()
         assert len(ours) == len(theirs), name
