@@ -92,7 +92,8 @@ def _tables(store: Store, session: Any, engine: str) -> Callable[[str], Any]:
         paths = [f"{store.base}/{part.key}" for part in parts]
         if engine == "duckdb":
             if not store.is_local:
-                session.con.register_filesystem(_fsspec(store))
+                if not session.con.filesystem_is_registered("tcpkmon"):
+                    session.con.register_filesystem(_fsspec(store))
                 paths = [f"tcpkmon://{path}" for path in paths]
             return session.read_parquet(paths, union_by_name=True, hive_partitioning=True,
                                         hive_types_autocast=False)  # fmt: skip
