@@ -92,7 +92,7 @@ def query_command(
     output: Path | None, force: bool,
 ) -> None:  # fmt: skip
     """Ask a dataset. NAME help lists the questions."""
-    from tcpkmon.formats.analysis.why.writing import form_of
+    from tcpkmon.formats.base.table_text import form_of
     from tcpkmon.formats.dataset import QUERIES, Store, ask
     from tcpkmon.formats.tables import write_answer
 

@@ -40,7 +40,8 @@ def command(
     were lost, or the end is unknown; 5: a capture is damaged.
     """
     from tcpkmon.formats.analysis.pairing import pair
-    from tcpkmon.formats.analysis.why.writing import form_of, write
+    from tcpkmon.formats.analysis.why import write
+    from tcpkmon.formats.base.table_text import form_of
 
     form = form_of(form, output)
     found, sources = pair((a,), (b,))

@@ -128,8 +128,9 @@ def test_what_all_engines_read(tmp_path: Path, captures: list[Path]) -> None:
         file = parquet.ParquetFile(tmp_path / part.key)
         assert {str(field.type) for field in file.schema_arrow} <= allowed, part
         for group in range(file.metadata.num_row_groups):
-            column = file.metadata.row_group(group).column(0)
-            assert column.compression == "ZSTD" and column.is_stats_set
+            rows = file.metadata.row_group(group)
+            assert rows.column(0).compression == "ZSTD"
+            assert rows.column(0).is_stats_set or not rows.num_rows
         about = store.about(part)
         assert about["version"] == 1 and about["segments"] and about["real_ns"]
         table = store.read(part)

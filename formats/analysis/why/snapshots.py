@@ -100,7 +100,7 @@ class Source:
         except BaseException:
             self.__exit__()
             raise
-        self.groups = Groups(self._settings())
+        self.groups = Groups(self.settings())
         """Whose the control groups are; those that came later are known when all was read."""
 
     def __enter__(self) -> Source:
@@ -206,7 +206,7 @@ class Source:
         note: gets where records are missing, ahead of the snapshots behind it.
         """
         self.placed = 0
-        self.groups = Groups(self._settings())
+        self.groups = Groups(self.settings())
         if isinstance(self.reader, Capture):
             return self._read_capture(self.reader, note)
         assert isinstance(self.reader, Logs)
