@@ -18,9 +18,9 @@ ROOMS = {
     ),
     "tcpkmon.collector.commands.history": ("iscan", "monitor", "msmod"),
     "tcpkmon.formats.commands": (
-        "anonymise", "check", "condense", "conform", "connections", "cut", "decode", "diff",
-        "export", "flamegraph", "join", "latency", "magnet_parse", "repair", "report", "requests",
-        "sql", "translate", "verify", "why",
+        "anonymise", "check", "condense", "conform", "connections", "cut", "dataset", "decode",
+        "diff", "export", "flamegraph", "join", "latency", "magnet_parse", "pair", "repair",
+        "report", "requests", "sql", "translate", "verify", "why",
     ),
 }  # fmt: skip
 """The commands, by the room of their modules."""

@@ -52,6 +52,7 @@ __all__ = [
     "match_calls",
     "match_pairs",
     "open_log",
+    "pairing",
     "queues",
     "requests",
     "sleep_times",

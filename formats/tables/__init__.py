@@ -9,13 +9,13 @@ notebook          an open capture as HTML
 """
 
 from tcpkmon.formats.tables.answer import write_answer
-from tcpkmon.formats.tables.column import Column
+from tcpkmon.formats.tables.column import Column, schema_of
 from tcpkmon.formats.tables.notebook import as_html
 from tcpkmon.formats.tables.query import Query
 from tcpkmon.formats.tables.shipped import SHIPPED, snapshot_columns
 from tcpkmon.formats.tables.views import Opened, View, table_of, views_of
 
 __all__ = [
-    "SHIPPED", "Column", "Opened", "Query", "View", "as_html", "snapshot_columns", "table_of",
-    "views_of", "write_answer",
+    "SHIPPED", "Column", "Opened", "Query", "View", "as_html", "schema_of", "snapshot_columns",
+    "table_of", "views_of", "write_answer",
 ]  # fmt: skip

@@ -43,6 +43,7 @@ ROOMS = {
         ("commands",),
         ("history",),
         ("report",),
+        ("dataset",),
         ("tables",),
         ("export", "pmgraph"),
         ("timeline",),

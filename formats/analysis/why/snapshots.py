@@ -101,7 +101,7 @@ class Source:
         except BaseException:
             self.__exit__()
             raise
-        self.groups = Groups(self._settings())
+        self.groups = Groups(self.settings())
         """Whose the control groups are; those that came later are known when all was read."""
 
     def __enter__(self) -> Source:
@@ -163,7 +163,8 @@ class Source:
         names = self.reader.format.enums.get(field.type if field is not None else "", {})
         return {name: code for code, name in names.items()}
 
-    def _settings(self) -> Any:
+    def settings(self) -> Any:
+        """What the capture's header tells of it."""
         if isinstance(self.reader, Capture):
             return self.reader.settings
         header = self.reader.format.header
@@ -177,7 +178,7 @@ class Source:
 
     def locations(self) -> dict[str, Any] | None:
         """The locations that the capture records, and how each is attached, as its header says."""
-        recorded = self._settings().get("locations")
+        recorded = self.settings().get("locations")
         return recorded if isinstance(recorded, dict) else None
 
     def unseen(self) -> str:
@@ -186,7 +187,7 @@ class Source:
 
     def about(self) -> dict[str, Any]:
         """What the headers tell of the capture: columns of the table connections."""
-        settings = self._settings()
+        settings = self.settings()
         if isinstance(self.reader, Capture):
             host, clock = self.reader.header.text(KIND_HOST), self.reader.clock
         else:
@@ -210,7 +211,7 @@ class Source:
         note: gets where records are missing, ahead of the snapshots behind it.
         """
         self.placed = 0
-        self.groups = Groups(self._settings())
+        self.groups = Groups(self.settings())
         if isinstance(self.reader, Capture):
             return self._read_capture(self.reader, note)
         assert isinstance(self.reader, Logs)

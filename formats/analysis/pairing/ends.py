@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a capture knows of its end of each connection: sequence numbers at each record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tcpkmon.formats.analysis.why import Source
+from tcpkmon.formats.base.errors import UsageError
+
+Array = NDArray[Any]
+RECEIVED, RETRANSMIT, CHANGE, TRANSMIT, CLOSING, EXISTING = 1, 2, 4, 19, 21, 226
+_FIN, _ESTABLISHED = 1, 1
+_OPEN = (1, 4, 5, 8, 9, 11)
+"""The states in which all sequence numbers are those of this connection."""
+_COLUMNS = ("conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state",
+            "snd_una", "snd_max", "rcv_nxt", "seg_seq", "seg_len")  # fmt: skip
+_MORE = ("seg_ack", "seg_flags")
+_KEPT = ("conn_id", "location", "snd_una", "snd_max", "rcv_nxt", "seg_seq", "seg_len", "seg_ack",
+         "seg_flags")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class End:
+    """One end. times: (n,) of its records, ns. sent: (n,) snd_nxt, received: rcv_nxt, acked: what
+    the peer acknowledged, all counted on past 2^32. low, high: (n,) the segment of the record, in
+    the numbers of `sent` or `received`, FIN included. address: local and remote, with ports."""
+
+    conn_id: int
+    address: tuple[bytes, int, bytes, int]
+    times: Array
+    location: Array
+    sent: Array
+    acked: Array
+    received: Array
+    low: Array
+    high: Array
+
+    @property
+    def reverse(self) -> tuple[bytes, int, bytes, int]:
+        """The address as the other end has it, unless it was translated between."""
+        return (*self.address[2:], *self.address[:2])
+
+
+def read_ends(source: Source) -> list[End]:
+    """All connections that were open in the capture; 50 bytes of memory a record. UsageError."""
+    lacks = [name for name in _COLUMNS if name not in source.known]
+    if lacks:
+        raise UsageError(f"{source.reader.path} lacks {', '.join(lacks)}",
+                         "capture the schema tcp with --columns default, full or all")  # fmt: skip
+    source.names = [*_COLUMNS, *(name for name in _MORE if name in source.known)]
+    parts: list[tuple[dict[str, Array], Array]] = []
+    addresses: dict[int, tuple[bytes, int, bytes, int]] = {}
+    for piece in source.read():
+        is_open = np.isin(piece["state"], _OPEN) & (piece["location"] != EXISTING)
+        is_open |= (piece["location"] == CHANGE) & (piece["callvalue"] == _ESTABLISHED)
+        some = piece.take(np.flatnonzero(is_open))
+        ids, first = np.unique(some["conn_id"], return_index=True)
+        for key, at in zip(ids.tolist(), first.tolist(), strict=True):
+            if key not in addresses:
+                ends = (some["laddr"][at].tobytes(), int(some["lport"][at]),
+                        some["raddr"][at].tobytes(), int(some["rport"][at]))  # fmt: skip
+                addresses[key] = ends
+        parts.append(({name: some[name] for name in _KEPT if name in some.columns},
+                      some.times_ns))  # fmt: skip
+    return list(_ends(parts, addresses))
+
+
+def _ends(parts: list[Any], addresses: dict[int, tuple[bytes, int, bytes, int]]) -> Iterator[End]:
+    if not parts:
+        return
+    times = np.concatenate([part[1] for part in parts])
+    columns = {name: np.concatenate([part[0][name] for part in parts]) for name in parts[0][0]}
+    order = np.lexsort((times, columns["conn_id"]))
+    ids, first = np.unique(columns["conn_id"][order], return_index=True)
+    for key, rows in zip(ids.tolist(), np.split(order, first[1:]), strict=True):
+        yield _end(key, addresses[key], times[rows], {n: v[rows] for n, v in columns.items()})
+
+
+def _end(key: int, address: tuple[bytes, int, bytes, int], times: Array, of: Any) -> End:
+    sent, received = unwrapped(of["snd_max"]), unwrapped(of["rcv_nxt"])
+    acked = sent + signed(of["snd_una"], sent)
+    arrived = np.isin(of["location"], (RECEIVED, CLOSING))
+    if "seg_ack" in of:
+        told = sent + signed(of["seg_ack"], sent)
+        acked = np.where(arrived & (told > acked) & (told <= sent), told, acked)
+    space = np.where(arrived, received, sent)
+    low = space + signed(of["seg_seq"], space)
+    fin = of["seg_flags"] & _FIN if "seg_flags" in of else 0
+    high = low + of["seg_len"] + fin
+    return End(key, address, times, of["location"], sent, acked, received, low, high)
+
+
+def unwrapped(numbers: Array) -> Array:
+    """(n,) sequence numbers of 32 bits that go on past 2^32, as int64."""
+    whole = numbers.astype(np.int64)
+    steps = np.diff(whole, prepend=whole[:1])
+    found: Array = whole[:1] + np.cumsum((steps + (1 << 31)) % (1 << 32) - (1 << 31))
+    return found
+
+
+def signed(numbers: Array, near: Array) -> Array:
+    """(n,) how far sequence numbers of 32 bits are before (negative) or behind others."""
+    found: Array = (numbers.astype(np.int64) - near + (1 << 31)) % (1 << 32) - (1 << 31)
+    return found

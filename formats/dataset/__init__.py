@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of many captures in one folder or bucket, and questions to all of them.
+
+store     where a dataset is: a folder, or an S3-like store
+layout    names of tables, partitions and files; what a file says of itself
+adding    tables of a capture, put there once and whole
+keeping   fewer files, what is missing, what is too old
+queries   questions, expressed once for all engines
+"""
+
+from tcpkmon.formats.dataset.adding import TABLES, USUAL, Added, add
+from tcpkmon.formats.dataset.keeping import check, compact, drop
+from tcpkmon.formats.dataset.queries import QUERIES, ask
+from tcpkmon.formats.dataset.store import Store
+
+__all__ = ["QUERIES", "TABLES", "USUAL", "Added", "Store", "add", "ask", "check", "compact", "drop"]

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a dataset is: a folder, or an S3-like store, by pyarrow's file systems."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from tcpkmon.formats.base.arrow import import_pyarrow
+from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError, UsageError
+
+VERSION = 1
+"""Of the tables' columns. A later one only adds columns, which are null in earlier files."""
+ROW_GROUP = 122_880
+"""DuckDB's unit of work."""
+_META = b"tcpkmon"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of a dataset. key: its path below the dataset."""
+
+    key: str
+
+    @property
+    def table(self) -> str:
+        return self.key.split("/")[0].partition("=")[2]
+
+    @property
+    def date(self) -> str:
+        return self.key.split("/")[1].partition("=")[2]
+
+    @property
+    def folder(self) -> str:
+        return self.key.rpartition("/")[0]
+
+    @property
+    def is_merged(self) -> bool:
+        return self.key.rpartition("/")[2].startswith("merged-")
+
+
+class Store:
+    """A dataset at a path or URL (s3://bucket/prefix?endpoint_override=...). UsageError."""
+
+    def __init__(self, place: str) -> None:
+        import_pyarrow()
+        from pyarrow import fs
+
+        self.url = place
+        with _told(place):
+            if "://" in place:
+                self.files, self.base = fs.FileSystem.from_uri(place)
+            else:
+                self.files, self.base = fs.LocalFileSystem(), os.path.abspath(place)
+        self.is_local = isinstance(self.files, fs.LocalFileSystem)
+
+    def parts(self, below: str = "", check: bool = True) -> list[Part]:
+        """The files, without those that a merged one replaces and its writer left behind.
+
+        below: the folder of a table, or one of its days and hosts; what is not there has none.
+        check: raise for a merged file that cannot be read; else it replaces nothing.
+        """
+        from pyarrow import fs
+
+        where = f"{self.base}/{below}" if below else self.base
+        chosen = fs.FileSelector(where, allow_not_found=True, recursive=True)
+        with _told(self.url):
+            found = self.files.get_file_info(chosen)
+        cut = len(self.base.rstrip("/")) + 1
+        parts = [Part(one.path[cut:]) for one in found if one.path.endswith(".parquet")]
+        parts = [one for one in parts if one.key.count("/") == 3 and "/." not in one.key]
+        gone: set[str] = set()
+        for one in parts:
+            if one.is_merged:
+                with nullcontext() if check else suppress(TcpkmonError):
+                    gone |= {f"{one.folder}/{name}" for name in self.about(one)["replaces"]}
+        return sorted((one for one in parts if one.key not in gone), key=lambda one: one.key)
+
+    def about(self, part: Part) -> dict[str, Any]:
+        """What a file says of itself. DamagedError; UsageError for one of a later version."""
+        from pyarrow import parquet
+
+        with _told(f"{self.url}: {part.key}"):
+            metadata = parquet.read_metadata(f"{self.base}/{part.key}", filesystem=self.files)
+            told = json.loads((metadata.metadata or {}).get(_META, b"null"))
+        if not isinstance(told, dict) or not isinstance(told.get("segments"), list):
+            raise DamagedError(f"{self.url}: {part.key} is no file of a dataset")
+        if told.get("version", 0) > VERSION:
+            raise UsageError(f"{self.url}: {part.key} is of a later version of tcpkmon",
+                             "install that version")  # fmt: skip
+        return told
+
+    def read(self, part: Part, columns: Sequence[str] | None = None) -> Any:
+        """A file as a pyarrow.Table. DamagedError."""
+        from pyarrow import parquet
+
+        with _told(f"{self.url}: {part.key}"):
+            name = f"{self.base}/{part.key}"
+            return parquet.ParquetFile(name, filesystem=self.files).read(columns)
+
+    def write(self, key: str, table: Any, about: dict[str, Any]) -> None:
+        """Put a file there: whole, or not at all. One that is there is replaced.
+
+        In a folder by a name of its own, fsync and rename; a store shows an object when all of it
+        is there.
+        """
+        from pyarrow import parquet
+
+        told = json.dumps({"version": VERSION, **about}, sort_keys=True).encode()
+        table = table.replace_schema_metadata({**(table.schema.metadata or {}), _META: told})
+        target = f"{self.base}/{key}"
+        folder, _, name = target.rpartition("/")
+        written = f"{folder}/.{name}.{secrets.token_hex(8)}" if self.is_local else target
+        with _told(self.url):
+            if self.is_local:
+                self.files.create_dir(folder, recursive=True)
+            try:
+                with self.files.open_output_stream(written) as out:
+                    parquet.write_table(table, out, compression="zstd", row_group_size=ROW_GROUP,
+                                        write_statistics=True, coerce_timestamps="us",
+                                        version="2.6")  # fmt: skip
+                if self.is_local:
+                    _sync(written)
+                    os.rename(written, target)
+                    _sync(folder)
+            except BaseException:
+                if self.is_local:
+                    with suppress(OSError):
+                        os.unlink(written)
+                raise
+
+    def delete(self, part: Part) -> None:
+        """A file that another process deleted is no error."""
+        with suppress(FileNotFoundError), _told(self.url):
+            self.files.delete_file(f"{self.base}/{part.key}")
+
+
+def _sync(path: str) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turns pyarrow's errors into ours."""
+    import pyarrow
+
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pyarrow.ArrowInvalid, ValueError) as error:
+        raise DamagedError(f"{what}: {' '.join(str(error).split())[:300]}") from error
+    except OSError as error:
+        raise FileError(f"{what}: {' '.join(str(error).split())[:300]}") from error
