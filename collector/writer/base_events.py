@@ -19,7 +19,6 @@ from tcpkmon.collector.writer.tape import Account, Finish, Item, Logging, Marks,
 from tcpkmon.collector.writer.written import Written
 from tcpkmon.formats.base.control import Change, Clock, Control, Trigger
 from tcpkmon.formats.base.text import address_of
-from tcpkmon.formats.base.whose import Named
 
 PAUSED = 5
 """KLOGGER_FINISH.reason. Other reasons are in EndReason."""
@@ -47,11 +46,9 @@ def _notes(item: Item, written: Written, cpus: Container[int]) -> Sequence[Note]
             told = [{"number": mark.number, "pid": item.pid} for mark in item.marks]
             return [Note("MARK", each, FIRST_CPU) for each in told]
         case Trigger():
-            return [Note("TRIGGER", asdict(item), FIRST_CPU, item.told_ns)]
-        case Named():
-            return [Note("CGROUP", asdict(item), FIRST_CPU)]
-        case Control():  # what reconciling found
-            return [Note("RECONCILED", asdict(item), FIRST_CPU)]
+            return [Note(item.event, asdict(item), FIRST_CPU, item.told_ns)]
+        case Control() if item.event:
+            return [Note(item.event, asdict(item), FIRST_CPU)]
         case Finish():
             return [Note("KLOGGER_FINISH", {"reason": int(item.reason)})]
         case Paused():

@@ -42,11 +42,11 @@ from tcpkmon.formats.base.control import (
     EndReason,
     Loss,
     LossCause,
-    decode,
     is_control,
     words_view,
 )
 from tcpkmon.formats.base.errors import DamagedError, FileError
+from tcpkmon.formats.base.facts import decode
 from tcpkmon.formats.base.limits import MOST_CPUS, MOST_HEADER_BYTES
 from tcpkmon.formats.base.segments import find_segments, hidden
 from tcpkmon.formats.psc.header import KIND_SETTINGS, decode_header

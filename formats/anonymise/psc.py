@@ -14,7 +14,7 @@ from tcpkmon.formats.anonymise.kinds import ADDRESS_TEXT, KEEP, kind_of
 from tcpkmon.formats.anonymise.rows import Place, Rows
 from tcpkmon.formats.anonymise.settings import LeftOut, host_of, schema_text, settings_of
 from tcpkmon.formats.anonymise.who import Who
-from tcpkmon.formats.base import control
+from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.byteorder import Endian
 from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.base.reconciled import Reconciled, What
@@ -33,7 +33,8 @@ from tcpkmon.formats.psc.reader import Capture, open_capture
 from tcpkmon.formats.verify import is_ours
 
 _ROWS = 1 << 15
-_KINDS: dict[int, type[control.Control]] = {**control.KINDS, Reconciled.location: Reconciled}
+_LAST_KEPT = Reconciled.location
+"""Control entries up to this one are kept. What is in a later one was not looked at."""
 _CONTROL = ("seq", "seq_no", "time_ns", TIME)
 """Columns that control entries have, besides their words."""
 
@@ -133,14 +134,16 @@ class _Writer:
             control.words_view(found, self._order)[at].tolist(), strict=True,
         )  # fmt: skip
         for row, callvalue, location, values in entries:
-            if (kind := _KINDS.get(location)) is None:  # repair leaves these out
+            entry = self._entry(facts.decode(callvalue, location, values))
+            if entry is None:  # it names somebody, or nobody knows what it is
                 words[row] = 0
                 continue
-            entry = self._entry(kind.from_words(callvalue, values))
             typed["callvalue"][row], words[row] = entry.callvalue(), entry.words()
         return made.tobytes()
 
-    def _entry(self, entry: control.Control) -> control.Control:
+    def _entry(self, entry: control.Control) -> control.Control | None:
+        if not control.FIRST_CONTROL <= control.location_of(entry) <= _LAST_KEPT:
+            return None
         if isinstance(entry, control.Mark):
             data = self._who.octets("notes", entry.text.encode(), control.WORDS_BYTES)
             return control.Mark(entry.number, data.decode("utf-8", "replace"))

@@ -14,6 +14,7 @@ __all__ = [
     "errors",
     "escape",
     "expressions",
+    "facts",
     "files",
     "installing",
     "limits",

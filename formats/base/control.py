@@ -52,10 +52,12 @@ ControlT = TypeVar("ControlT", bound="Control")
 class Control:
     """One control entry. A subclass has its location, and its fields in the order of the words.
 
-    A value that does not fit into its field is stored as the field's limit.
+    A value that does not fit into its field is stored as the field's limit. event: of a log that
+    tells the same, with the same fields (bpf/schemata/base.conf).
     """
 
     location: ClassVar[int] = 0
+    event: ClassVar[str] = ""
 
     def callvalue(self) -> int:
         """The entry's callvalue, u32."""
@@ -270,6 +272,7 @@ class Trigger(Control):
     """
 
     location: ClassVar[int] = 237
+    event: ClassVar[str] = "TRIGGER"
     number: Call
     mono_ns: U64
     conn_id: U64
@@ -291,25 +294,9 @@ class Unknown(Control):
         return self.raw
 
 
-_ALL = (
-    Start, Clock, Loss, Checkpoint, Mark, End, Ledger, Losses, Cpu, Program, Collector, Change,
-    Trigger,
-)  # fmt: skip
-KINDS: dict[int, type[Control]] = {kind.location: kind for kind in _ALL}
-NAMES = {kind.location: kind.__name__.upper() for kind in _ALL} | {EXISTING: "EXISTING"}
-
-
 def location_of(entry: Control) -> int:
     """The location number of an entry."""
     return entry.number if isinstance(entry, Unknown) else entry.location
-
-
-def decode(callvalue: int, location: int, words: Sequence[int]) -> Control:
-    """The control entry with these values; words: its ten u32. Any values are valid."""
-    kind = KINDS.get(location)
-    if kind is None:
-        return Unknown(location, callvalue, tuple(int(word) for word in words))
-    return kind.from_words(int(callvalue), [int(word) for word in words])
 
 
 def encode_many(entries: Iterable[Control], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

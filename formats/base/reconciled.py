@@ -9,7 +9,6 @@ loss explains.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -48,6 +47,7 @@ class Reconciled(Control):
     """
 
     location: ClassVar[int] = 238
+    event: ClassVar[str] = "RECONCILED"
     when: Call
     what: Call
     connection: U64
@@ -75,8 +75,3 @@ class Reconciled(Control):
 def is_difference(problem: str) -> bool:
     """Whether a problem that verify found is a difference: nothing in the file is damaged."""
     return problem.startswith(tuple(f"{when}: connection " for when in WHEN))
-
-
-def from_words(callvalue: int, words: Sequence[int]) -> Reconciled:
-    """The entry with this callvalue and these ten u32 words."""
-    return Reconciled.from_words(callvalue, words)

@@ -18,7 +18,7 @@ from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
-from tcpkmon.formats.base.control import WORDS_COUNT, Call, Control, Unknown
+from tcpkmon.formats.base.control import WORDS_COUNT, Call, Control
 
 SETTING = "groups"
 """In the settings of a header: by id, as text, what is known of a group."""
@@ -144,6 +144,7 @@ class Named(Control):
     """A part of what a group is. text: at most 32 bytes, ASCII."""
 
     location: ClassVar[int] = 239
+    event: ClassVar[str] = "CGROUP"
     part: Call
     parts: Call
     id: int
@@ -207,8 +208,6 @@ class Groups:
 
     def feed(self, entry: Control) -> None:
         """The next control entry, of any kind."""
-        if isinstance(entry, Unknown) and entry.number == Named.location:
-            entry = Named.from_words(entry.value, entry.raw)
         if not isinstance(entry, Named):
             return
         if not entry.part:

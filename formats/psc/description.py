@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tcpkmon.formats.base import control as controls
+from tcpkmon.formats.base import facts
 from tcpkmon.formats.base.errors import DamagedError, TcpkmonError, UsageError
 from tcpkmon.formats.base.limits import MOST_SCHEMA_BYTES, MOST_SETTINGS_CHARACTERS
 from tcpkmon.formats.psc.columns import Column
@@ -127,7 +127,7 @@ class Description:
 
     def location_name(self, number: int) -> str:
         """A location's name: from the file's schema, else of a control entry, else its digits."""
-        return self._location_names.get(number) or controls.NAMES.get(number) or str(number)
+        return self._location_names.get(number) or facts.NAMES.get(number) or str(number)
 
     @functools.cached_property
     def _location_names(self) -> dict[int, str]:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tcpkmon.formats.base import control as controls
+from tcpkmon.formats.base import facts
 from tcpkmon.formats.base.analysed import Analysed
 from tcpkmon.formats.base.changes import Off, Switches
 from tcpkmon.formats.base.errors import UsageError
@@ -151,7 +152,7 @@ class Capture(Entries, Analysed):
             )
             listed = zip(at.tolist(), *columns, words(chosen, endian).tolist(), strict=True)
             for row, callvalue, location, values in listed:
-                yield low + row, controls.decode(callvalue, location, values)
+                yield low + row, facts.decode(callvalue, location, values)
 
     @functools.cached_property
     def off(self) -> list[Off]:

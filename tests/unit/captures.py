@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tcpkmon.formats.base import control
+from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.byteorder import Endian
 from tcpkmon.formats.psc.columns import CLASSIC, FLAG_INT_NET, Column, entry_dtype
 from tcpkmon.formats.psc.header import Header, encode_header, writer_header
@@ -295,7 +295,7 @@ def decoded(array: npt.NDArray[Any], at: int) -> control.Control:
     """The control entry at this index."""
     row = array[at : at + 1]
     words = [int(row[name][0]) for name in list(CLASSIC)[6:]]
-    return control.decode(int(row["callvalue"][0]), int(row["location"][0]), words)
+    return facts.decode(int(row["callvalue"][0]), int(row["location"][0]), words)
 
 
 def full_capture(**options: Any) -> CaptureBuilder:

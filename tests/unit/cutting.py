@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tcpkmon.formats.base import control
+from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.control import Checkpoint, End
 from tcpkmon.formats.klogger.encode import Packed, finish_dump, pack_event
 from tcpkmon.formats.klogger.reader import LogReader
@@ -82,7 +82,7 @@ def cut_psc(path: Path) -> Iterator[tuple[Cut, bytes]]:
 
 def _decode(rows, at, order):  # type: ignore[no-untyped-def]
     words = control.words_view(rows, order)[at].tolist()
-    return control.decode(int(rows["callvalue"][at]), int(rows["location"][at]), words)
+    return facts.decode(int(rows["callvalue"][at]), int(rows["location"][at]), words)
 
 
 def cut_magnet(path: Path) -> Iterator[tuple[Cut, bytes]]:

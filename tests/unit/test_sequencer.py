@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tcpkmon.collector.ring.batch import Batch
-from tcpkmon.formats.base.control import Loss, Mark, decode, words_view
+from tcpkmon.formats.base.control import Loss, Mark, words_view
+from tcpkmon.formats.base.facts import decode
 from tests.unit.ordering import NO_CPU, Whole, cpus_of
 
 EPOCH_NS = 1_700_000_000_000_000_000

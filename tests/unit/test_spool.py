@@ -34,9 +34,9 @@ from tcpkmon.formats.base.control import (
     Loss,
     LossCause,
     Mark,
-    decode,
     is_control,
 )
+from tcpkmon.formats.base.facts import decode
 from tests.full import IS_FULL
 
 # The word columns, which a capture's entries have too, so that numpy copies them.

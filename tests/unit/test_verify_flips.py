@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 import tcpkmon
-from tcpkmon.formats.base import control
+from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.base.reconciled import Reconciled
+from tcpkmon.formats.base.whose import Named
 from tcpkmon.formats.psc.header import encode_header
 from tcpkmon.formats.verify import verify_file
 from tcpkmon.formats.verify.psc.repair import repair_file
@@ -90,7 +91,7 @@ def test_a_flipped_bit_is_found_where_a_check_covers_it(part: int, tmp_path: Pat
     }
     for at in range(start + part, len(whole), 8):
         entry, offset = divmod(at - start, build.entry_size)
-        kind = control.NAMES.get(int(array["location"][entry]), "snapshot")
+        kind = facts.NAMES.get(int(array["location"][entry]), "snapshot")
         uncovered = UNCOVERED[kind] | TIMES
         if entry > final:
             uncovered = FINAL_UNCOVERED.get(kind, UNCOVERED[kind]) | TIMES
@@ -168,8 +169,9 @@ def test_a_file_of_one_kind_of_control_entries_alone(tmp_path: Path) -> None:
     build = full_capture()
     array = build.array()
     others = [control.Trigger(1, 5, 1, 6, 1, 0), Reconciled(0, 0, 1, 1, 1, 1)]
+    others.append(Named(0, 1, 7, b"{}"))
     array = np.concatenate([array, control.encode_many(others, array.dtype)])
-    for location in sorted(set(control.NAMES) - {control.EXISTING}):
+    for location in sorted(set(facts.NAMES) - {control.EXISTING}):
         at = np.flatnonzero(array["location"] == location)[0]
         raw = array[at : at + 1].tobytes() * 3000
         rows = np.frombuffer(bytearray(raw), array.dtype)

@@ -20,7 +20,7 @@ from tcpkmon.collector.session.container_names import (
     from_pod_logs,
     open_for_names,
 )
-from tcpkmon.formats.base import control
+from tcpkmon.formats.base import facts
 from tcpkmon.formats.base.errors import PrivilegeError, UsageError
 from tcpkmon.formats.base.whose import Groups, Named, entries_of, group_of, unknown_entry
 
@@ -76,9 +76,7 @@ def test_through_control_entries() -> None:
     assert len(entries) > 3
     groups = Groups({"groups": {"9": {"path": "/a.service"}, "unknown": 2, "x": 1}})
     for entry in entries:  # as a PSC file has them
-        words = control.decode(entry.callvalue(), entry.location, entry.words())
-        assert isinstance(words, control.Unknown)
-        groups.feed(words)
+        groups.feed(facts.decode(entry.callvalue(), entry.location, entry.words()))
     assert groups.get(7) == group and groups.unknown == 3
     assert (nine := groups.get(9)) is not None and nine.unit == "a.service"
 

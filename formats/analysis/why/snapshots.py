@@ -183,7 +183,7 @@ class Source:
 
     def unseen(self) -> str:
         """What the kernel showed no program, as the header says."""
-        return "; ".join(find_unseen(self._settings()))
+        return "; ".join(find_unseen(self.settings()))
 
     def about(self) -> dict[str, Any]:
         """What the headers tell of the capture: columns of the table connections."""

@@ -9,12 +9,11 @@ from functools import partial
 
 import numpy as np
 
-from tcpkmon.formats.base import control
+from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.causes import KILLED
 from tcpkmon.formats.base.errors import DamagedError, UnprovenError
 from tcpkmon.formats.base.limits import MOST_CPUS
-from tcpkmon.formats.base.reconciled import Reconciled, from_words
-from tcpkmon.formats.base.whose import Named
+from tcpkmon.formats.base.reconciled import Reconciled
 from tcpkmon.formats.psc.header import HEADER_DAMAGED
 from tcpkmon.formats.psc.reader import Capture, open_capture
 from tcpkmon.formats.psc.states import described, find_states
@@ -185,24 +184,19 @@ class _Decoder(Decoder):
 
     def _told(self, rows: ControlRows) -> Iterator[Told]:
         """What was changed, triggers, what the kernel's sockets said."""
-        for at in np.flatnonzero(rows.location == Named.location).tolist():
-            self._unnamed.tell(rows.decode(at))
-        kinds = control.Change.location, control.Trigger.location, Reconciled.location
-        for at in np.flatnonzero(np.isin(rows.location, kinds)).tolist():
-            if rows.location[at] == Reconciled.location:
-                found = from_words(int(rows.callvalue[at]), rows.words[at].tolist())
-                yield Told(int(rows.index[at]), found)
-            else:
-                entry = rows.decode(at)
-                assert isinstance(entry, control.Change | control.Trigger)
+        for at in np.flatnonzero(rows.location >= control.Change.location).tolist():
+            entry = rows.decode(at)
+            if isinstance(entry, control.Change | control.Trigger | Reconciled):
                 yield Told(int(rows.index[at]), entry)
+            else:
+                self._unnamed.tell(entry)
 
     def _control_mask(self, segment: Segment, location: I64) -> Mask:
         """Control entries; complains of locations that cannot be."""
         mask = control.is_control(location)
         high = np.flatnonzero(mask)
         ports = segment.rows["lport"][high] | segment.rows["rport"][high]
-        strange = (ports != 0) | (location[high] > Named.location)
+        strange = (ports != 0) | (location[high] > max(facts.NAMES))
         self.problems.add_each(
             high[strange],
             segment.start,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from tcpkmon.formats.base import control
+from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.limits import MOST_GROUP
 from tcpkmon.formats.verify.ledger import (
     COLLECTED,
@@ -99,7 +99,7 @@ class Checkpoint(Ledger):
     def check_rows(self, problems: Problems, cpu_limit: int) -> None:
         """No row is of a CPU or location that there cannot be, and none lacks its LEDGER row."""
         for kind, table in self.tables.items():
-            name = control.NAMES[kind]
+            name = facts.NAMES[kind]
             if kind == _PROGRAM:
                 for at in np.flatnonzero(table.keys >= POINTS)[:LISTED_AT_ONCE]:
                     problems.add(table.index[at], f"no location {table.keys[at]} has a program")
@@ -108,7 +108,7 @@ class Checkpoint(Ledger):
             for at in np.flatnonzero(cpu >= cpu_limit)[:LISTED_AT_ONCE]:
                 problems.add(table.index[at], f"{name} row of CPU {cpu[at]}, not possible here")
         for kind in (_LOSSES, _COLLECTOR):
-            table, name = self.tables[kind], control.NAMES[kind]
+            table, name = self.tables[kind], facts.NAMES[kind]
             alone = ~np.isin(table.keys, self.tables[_LEDGER].keys)
             for at in np.flatnonzero(alone)[:LISTED_AT_ONCE]:
                 where = self.where(int(table.keys[at]))
@@ -189,5 +189,5 @@ class CheckpointReader:
                 table["ring_lost"][:] >>= np.uint64(32)
             twice = np.flatnonzero(np.diff(table.keys) == 0) + 1
             for at in twice[:LISTED_AT_ONCE]:
-                self._problems.add(table.index[at], f"{control.NAMES[kind]} row is there twice")
+                self._problems.add(table.index[at], f"{facts.NAMES[kind]} row is there twice")
         return tables, online

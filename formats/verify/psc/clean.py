@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tcpkmon.formats.base import control
+from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.byteorder import Endian
 from tcpkmon.formats.base.limits import MOST_CPUS, MOST_MISSING
 from tcpkmon.formats.verify.psc.entries import Segment, is_number
@@ -158,7 +158,7 @@ class Cleaner:
         location = segment.wide("location")
         ports = segment.numbers("lport").astype(np.int64) | segment.numbers("rport")
         is_control = control.is_control(location)
-        known = (location > 0) & (location <= max(control.NAMES))
+        known = (location > 0) & (location <= max(facts.NAMES))
         good: Mask = known & ~(is_control & (ports != 0)) & (seq < np.uint64(2**63))
         good &= seq.astype(np.uint32) == segment.numbers("seq_no")
         if not segment.start:

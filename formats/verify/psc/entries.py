@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tcpkmon.formats.base import control
+from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.byteorder import Endian
 from tcpkmon.formats.psc.columns import CLASSIC, CLASSIC_BYTES
 from tcpkmon.formats.psc.header import KIND_SCHEMA, KIND_SETTINGS
@@ -59,7 +59,7 @@ class ControlRows:
     def decode(self, row: int) -> control.Control:
         """One row as its dataclass."""
         words = [int(word) for word in self.words[row]]
-        return control.decode(int(self.callvalue[row]), int(self.location[row]), words)
+        return facts.decode(int(self.callvalue[row]), int(self.location[row]), words)
 
 
 NO_ROWS = ControlRows(

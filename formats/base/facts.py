@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All kinds of control entries by location, and the entry that a file's words are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tcpkmon.formats.base import control
+from tcpkmon.formats.base.control import EXISTING, Control, Unknown
+from tcpkmon.formats.base.reconciled import Reconciled
+from tcpkmon.formats.base.whose import Named
+
+_ALL = (
+    control.Start, control.Clock, control.Loss, control.Checkpoint, control.Mark, control.End,
+    control.Ledger, control.Losses, control.Cpu, control.Program, control.Collector,
+    control.Change, control.Trigger, Reconciled, Named,
+)  # fmt: skip
+KINDS: dict[int, type[Control]] = {kind.location: kind for kind in _ALL}
+NAMES = {kind.location: kind.event or kind.__name__.upper() for kind in _ALL}
+NAMES[EXISTING] = "EXISTING"
+
+
+def decode(callvalue: int, location: int, words: Sequence[int]) -> Control:
+    """The control entry with these values; words: its ten u32. Any values are valid."""
+    kind = KINDS.get(location)
+    if kind is None:
+        return Unknown(location, callvalue, tuple(int(word) for word in words))
+    return kind.from_words(int(callvalue), [int(word) for word in words])
