@@ -13,7 +13,7 @@ from tcpkmon.collector.daemon import config, toml_files
 from tcpkmon.collector.daemon.config import FILTERS, OPTIONS, OTHERS, PARTS
 from tcpkmon.collector.plan.budget import Budget
 from tcpkmon.collector.plan.filters import Filters
-from tcpkmon.collector.plan.options import PATH, TEXT
+from tcpkmon.collector.plan.options import PATH, TEXT, options_of
 from tcpkmon.collector.plan.recorder import Recorder
 from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.plan.rotation import Rotation
@@ -164,6 +164,12 @@ def test_the_example_has_every_key_and_each_is_valid(
     assert found - wrong <= {"tcp", "rotation"}, "there is no such command to run on rotate"
     assert check(EXAMPLE) == 0
     assert capsys.readouterr().out == f"{EXAMPLE}: 1 capture: tcp\n"
+
+
+def test_a_reload_sends_what_may_change() -> None:
+    """Child.asking() sends a plan's filters and limits; no other key may be live."""
+    live = {name for name, one in options_of(Request).items() if one.live}
+    assert live == {"limits"}
 
 
 def test_check_tells_the_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
