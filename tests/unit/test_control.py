@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.reconciled import Reconciled
 from tcpkmon.formats.base.whose import Named
+from tcpkmon.formats.klogger import overlap
 from tcpkmon.formats.psc.columns import CLASSIC, Column, entry_dtype
+from tcpkmon.formats.schema import load
+from tests.unit.klogger_samples import BASE
 
 BIG = 2**40 + 3  # low word 3, high word 256
 
@@ -151,3 +154,12 @@ def test_the_document_places_each_number_as_the_code_does() -> None:
                 places.append("".join(str(at + word) for word in range(width)))
             at += width
         assert rows[location] == (facts.NAMES[location], places)
+
+
+def test_the_events_of_logs_are_those_of_the_facts() -> None:
+    declared = {event.name: event for event in load([BASE]).events}
+    assert set(declared) == overlap.BASE
+    for kind in facts.KINDS.values():
+        if kind.event:
+            fields = [field.name for field in declared[kind.event].fields]
+            assert sorted(fields) == sorted(field.name for field in dataclasses.fields(kind))
