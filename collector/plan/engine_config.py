@@ -17,7 +17,7 @@ from tcpkmon.collector.ring.points import ACCOUNT, ROWS
 from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
 from tcpkmon.collector.ring.transport import Transport
 from tcpkmon.formats.base.errors import KernelError, UsageError
-from tcpkmon.formats.base.whose import MOST_GROUPS
+from tcpkmon.formats.base.group_names import MOST_GROUPS
 
 POINTS = 256
 """KLOGGER_POINTS: entries in the map of switches."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from tcpkmon.collector.plan.options import SEVERAL, option
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.base.whose import Group
+from tcpkmon.formats.base.group_names import Group
 
 GROUP_MADE = "group_made"
 """The program that tells of new control groups (groups.h)."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from tcpkmon.collector.linux.trusted_files import open_trusted
 from tcpkmon.formats.base.errors import TcpkmonError
-from tcpkmon.formats.base.whose import Group
+from tcpkmon.formats.base.group_names import Group
 
 DOCKER = Path("/var/lib/docker/containers")
 PODMAN = Path("/var/lib/containers/storage/overlay-containers/containers.json")

@@ -21,14 +21,12 @@ from tcpkmon.collector.plan.named_groups import GROUP_MADE
 from tcpkmon.collector.session.container_names import Names
 from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.formats.base.errors import KernelError
+from tcpkmon.formats.base.group_names import MOST_GROUPS, Group, group_of
 from tcpkmon.formats.base.whose import (
     MOST_CHARACTERS,
-    MOST_GROUPS,
     SETTING,
     UNKNOWN,
-    Group,
     entries_of,
-    group_of,
     unknown_entry,
 )
 

@@ -16,6 +16,7 @@ __all__ = [
     "expressions",
     "facts",
     "files",
+    "group_names",
     "installing",
     "limits",
     "ports",

@@ -14,7 +14,7 @@ from capturing import capturing_each
 from grouped_workload import POD, root_of
 
 import tcpkmon
-from tcpkmon.formats.base.whose import group_of
+from tcpkmon.formats.base.group_names import group_of
 
 PORT = 27_000 + os.getpid() % 500  # tests run in several processes at once
 GROUPS, PROCESSES, CONNECTIONS = 20, 5, 10

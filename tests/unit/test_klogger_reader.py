@@ -186,7 +186,7 @@ def test_dumps_behind_a_damaged_one_are_read(tmp_path: Path) -> None:
     assert reader.tail == "tail unknown: the file is damaged"
 
 
-BEGIN, FINISH, SCHEDOUT = 36, 37, 47
+BEGIN, FINISH, SCHEDOUT = 36, 37, 48
 
 
 @pytest.mark.parametrize(

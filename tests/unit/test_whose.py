@@ -22,7 +22,8 @@ from tcpkmon.collector.session.container_names import (
 )
 from tcpkmon.formats.base import facts
 from tcpkmon.formats.base.errors import PrivilegeError, UsageError
-from tcpkmon.formats.base.whose import Groups, Named, entries_of, group_of, unknown_entry
+from tcpkmon.formats.base.group_names import group_of
+from tcpkmon.formats.base.whose import Groups, Named, entries_of, unknown_entry
 
 ID = "0123456789abcdef" * 4
 UID = "0f3c5bd2-8e1a-4c11-9d0e-52a4c7b1f0aa"
