@@ -17,7 +17,7 @@ from scripts.vm.guests import OUTCOMES, TIME_IS_UP, Verdict
 from scripts.vm.tools import ROOT, Failure, say
 
 SERIES = ("6.1", "6.12", "newest")
-CI_SERIES = ("6.1", "newest", "6.12")
+CI_SERIES = ("6.1", "newest")
 """With --ci: two at once."""
 ARM64_SERIES = ("arm64-6.1", "arm64-newest-16k")
 FULL_SERIES = ("5.10", *SERIES, "newest-rt", *ARM64_SERIES)
@@ -32,25 +32,24 @@ HOST_TESTS = (
     *sorted(f"tests/vm/{path.name}" for path in (ROOT / "tests/vm").glob("test_*")),
     "tests/live/test_locations.py",
 )
-EDGES = ("6.1", "newest")
 CI_TESTS: dict[str, Sequence[str]] = {
     "tests/vm/test_vm_latecpu.py": ["6.1"],  # first: the guest's second CPU is off until then
     "tests/vm/test_vm_old.py": ["6.1"],
     "tests/vm/test_vm_ways.py": CI_SERIES,
-    "tests/vm/test_vm_loads.py::test_a_schema_loads[magnet]": ["6.1", "6.12"],
-    "tests/vm/test_vm_loads.py::test_a_schema_loads[network]": ["6.1", "6.12"],
-    "tests/vm/test_vm_loads.py::test_a_schema_loads[others]": ["newest", "6.12"],
+    "tests/vm/test_vm_loads.py::test_a_schema_loads[magnet]": ["6.1"],
+    "tests/vm/test_vm_loads.py::test_a_schema_loads[network]": ["6.1"],
+    "tests/vm/test_vm_loads.py::test_a_schema_loads[others]": ["newest"],
     "tests/live/test_attach_trials.py": CI_SERIES,
     "tests/live/test_bpf.py": CI_SERIES,
     "tests/live/test_kernel_constants.py": CI_SERIES,
-    "tests/vm/test_vm_kprobes.py": EDGES,
+    "tests/vm/test_vm_kprobes.py": CI_SERIES,
     "tests/vm/test_vm_functions.py::test_functions[typed]": ["newest"],
     "tests/vm/test_vm_functions.py::test_functions[untyped]": ["6.1"],
     "tests/vm/test_vm_schemata.py::test_all_of_them[-fentry]": ["newest"],
     "tests/vm/test_vm_schemata.py::test_all_of_them[raw,kprobe-kprobe]": ["6.1"],
     "tests/vm/test_vm_schemata.py::test_a_release_that_is_not_seen": ["6.1"],
-    "tests/vm/test_vm_schemata.py::test_spinlocks_that_are_waited_for": EDGES,
-    "tests/vm/test_vm_schemata.py::test_stopwatch_without_functions": EDGES,
+    "tests/vm/test_vm_schemata.py::test_spinlocks_that_are_waited_for": CI_SERIES,
+    "tests/vm/test_vm_schemata.py::test_stopwatch_without_functions": CI_SERIES,
     "tests/live/test_locations.py": ["newest"],
     "tests/vm/test_vm_network.py": ["newest"],
     "tests/vm/test_vm_magnet.py::test_a_counted_transfer[best]": ["newest"],
@@ -58,14 +57,14 @@ CI_TESTS: dict[str, Sequence[str]] = {
     "tests/live/test_programs.py": ["6.1"],
     "tests/live/test_rings.py": ["6.1"],
     "tests/vm/test_vm_closing.py": ["6.1"],
-    "tests/vm/test_vm_hotplug.py": ["6.1"],
-    "tests/vm/test_vm_netem.py": ["6.1"],
-    "tests/vm/test_vm_clocks.py": ["6.1"],
-    "tests/vm/test_vm_probes.py": ["6.12"],
-    "tests/vm/test_vm_follow.py": ["6.12"],
+    "tests/vm/test_vm_hotplug.py": ["newest"],
+    "tests/vm/test_vm_netem.py": ["newest"],
+    "tests/vm/test_vm_clocks.py": ["newest"],
+    "tests/vm/test_vm_probes.py": ["newest"],
+    "tests/vm/test_vm_follow.py": ["newest"],
 }
 """The guests' tests, and the kernels that run each with --ci, so that both of two guests at once
-have the same to do, with 6.12 after the newest. Without --ci all kernels run all of them.
+have the same to do. Without --ci all kernels run all of them.
 """
 MORE_TESTS = (
     "tests/vm/test_vm_why.py",

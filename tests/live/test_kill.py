@@ -14,7 +14,7 @@ import pytest
 
 import tcpkmon
 from tcpkmon.collector.ring.rings import TRANSPORTS
-from tcpkmon.formats.base import control
+from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.psc.reader import Capture
 from tests.live.faults import (
     COUNTED,
@@ -68,7 +68,7 @@ def before_checkpoint(path: Path) -> tuple[int, int]:
         heads = [i for i, n in enumerate(location) if n == control.Checkpoint.location]
         for head in reversed(heads):
             decoded = [
-                control.decode(int(rows["callvalue"][i]), location[i], words)
+                facts.decode(int(rows["callvalue"][i]), location[i], words)
                 for i, words in enumerate(_words(capture, head), head)
             ]
             checkpoint = decoded[0]

@@ -234,7 +234,7 @@ def test_files_that_others_may_write_are_refused(schema, tmp_path):
 @pytest.mark.parametrize(
     "arguments, what",
     [
-        (["--format", "psc"], "PSC file holds the schema tcp alone"),
+        (["--format", "psc"], "a PSC file holds the schema tcp and what extends it"),
         (["--ports", "5001"], "for the schemata tcp and magnet"),
         (["--locations", "NOTHING"], "no such event to record: NOTHING"),
         (["--locations", "SELDOM"], "log level is not in use"),

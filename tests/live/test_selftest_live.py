@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from tcpkmon.collector.commands.selftest_checks import NOT_CAUSED, OK, WRONG
 @pytest.fixture(scope="module")
 def told(
     tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[int, Any, selftest_captures.Recorded]:
-    """What the command says: its exit code, and the JSON; and what it recorded."""
+) -> Iterator[tuple[int, Any, selftest_captures.Recorded]]:
+    """What the command says: its exit code, and the JSON; and what it recorded. The captures of
+    this file find its result, and no other."""
     recorded: list[selftest_captures.Recorded] = []
     compare = selftest_checks.compare
     folder = tmp_path_factory.mktemp("selftest")
@@ -39,8 +41,8 @@ def told(
         patch.setenv("TCPKMON_CACHE", str(folder / "cache"))
         patch.setattr(selftest_checks, "compare", keep)
         done = CliRunner().invoke(command, ["--json"], standalone_mode=False)
-    assert done.exception is None, done.output
-    return done.return_value, json.loads(done.stdout), recorded[0]
+        assert done.exception is None, done.output
+        yield done.return_value, json.loads(done.stdout), recorded[0]
 
 
 def test_all_is_well_here_and_the_next_capture_says_so(

@@ -329,6 +329,7 @@ def test_each_row_has_a_check(system: str) -> None:
     assert set(CHECKS[system]) == wanted
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("system", "then"), [(system, then) for system, each in CHECKS.items() for then in each]
 )

@@ -136,7 +136,7 @@ def test_what_cannot_be_had_is_not_tested(
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert vmtest.main(["--ci"]) == 0
     said = capsys.readouterr().out
-    assert "VM kernels 6.1, newest, 6.12 were NOT tested: apt-get failed: no network" in said
+    assert "VM kernels 6.1, newest were NOT tested: apt-get failed: no network" in said
     with pytest.raises(vmtest.Failure):
         vmtest.main([])
 
@@ -178,7 +178,7 @@ def test_ci_parts_the_tests_among_three_kernels(
     monkeypatch.setattr(arm64, "get_userland", lambda: None)
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert vmtest.main(["--ci"]) == 0
-    assert {*asked["6.1"], *asked["7.3.4-amd64"], *asked["6.12"]} == {*vmtest.CI_TESTS}
+    assert {*asked["6.1"], *asked["7.3.4-amd64"]} == {*vmtest.CI_TESTS}
     for tests in asked.values():
         assert "tests/vm/test_vm_ways.py" in tests
     assert asked["6.1"][0] == "tests/vm/test_vm_latecpu.py"
