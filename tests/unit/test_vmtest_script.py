@@ -157,7 +157,7 @@ def test_a_kernel_that_cannot_be_had_is_left_out(
     assert vmtest.main(["--ci", "--", *TESTS]) == 0
     said = capsys.readouterr().out
     assert "kernel 6.1 was NOT tested: no package" in said
-    assert said.splitlines()[-1] == "vmtest: 6 passed, 0 failed, 0 skipped"
+    assert said.splitlines()[-1] == "vmtest: 3 passed, 0 failed, 0 skipped"
 
 
 def test_ci_parts_the_tests_among_three_kernels(
