@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.live.ci_example import SETTING, outcome, pause_in, start
 
 
+@pytest.mark.full
 def test_a_setting_makes_an_assertion_fail_and_diff_names_it(tmp_path: Path) -> None:
     right, wrong = tmp_path / "right", tmp_path / "wrong"
     runs = start(right, 1), start(wrong, 0, "-k", "pause")

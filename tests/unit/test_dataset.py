@@ -216,6 +216,7 @@ def bucket() -> Iterator[str]:
     server.stop()
 
 
+@pytest.mark.full
 def test_a_store_like_s3(tmp_path: Path, captures: list[Path], bucket: str) -> None:
     far, near = Store(f"s3://fleet/data?{bucket}"), Store(str(tmp_path))
     for store in (far, near):
