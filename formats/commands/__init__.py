@@ -3,8 +3,8 @@
 
 __all__ = [
     "anonymise", "check",
-    "condense", "conform", "connections", "cut", "decode",
+    "condense", "conform", "connections", "cut", "dataset", "decode",
     "diff",
-    "export", "flamegraph", "join", "latency", "magnet_parse",
+    "export", "flamegraph", "join", "latency", "magnet_parse", "pair",
     "repair", "report", "requests", "sql", "translate", "verify", "why",
 ]  # fmt: skip

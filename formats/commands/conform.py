@@ -89,7 +89,7 @@ def _print(found: Verdicts, chosen: list[int]) -> None:
     if found.unsure:
         click.echo(for_terminal(f"what looks broken by a missing record is not told: "
                                 f"{found.unsure}"))  # fmt: skip
-    breaks = [one for one in found.breaks if one.conn_id in set(chosen)]
+    breaks = found.breaks_of(chosen)
     for rule in RULES:
         if mine := [one for one in breaks if one.rule is rule]:
             click.echo(f'\n{rule.name} is broken. {rule.rfc}: "{rule.quote}"')
@@ -120,6 +120,6 @@ def _as_dict(found: Verdicts, chosen: list[int]) -> dict[str, Any]:
         "breaks": [
             {"rule": one.rule.name, "rfc": one.rule.rfc, "quote": one.rule.quote,
              "conn_id": one.conn_id, "time_ns": one.time_ns, "values": dict(one.values)}
-            for one in found.breaks if one.conn_id in set(chosen)
+            for one in found.breaks_of(chosen)
         ],
     }  # fmt: skip

@@ -50,7 +50,7 @@ def write_answer(reader: Any, form: str, output: Path | None, force: bool = Fals
         lines = [*_line_by_line(shown)]
     click.echo("\n".join(lines))
     if next(rows, None) is not None:
-        say(f"tcpkmon sql: there are more than {_SHOWN:,} rows; --format csv writes all")
+        say(f"there are more than {_SHOWN:,} rows; --format csv writes all")
 
 
 def _line_by_line(shown: Rows) -> Iterator[str]:

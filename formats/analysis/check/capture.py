@@ -15,7 +15,7 @@ from tcpkmon.formats.analysis import exchanges, why
 from tcpkmon.formats.analysis.check.names import COLUMN_OF, INTERVAL, REQUEST
 from tcpkmon.formats.analysis.check.scope import Table
 from tcpkmon.formats.analysis.check.span import Proof
-from tcpkmon.formats.analysis.conform import conform
+from tcpkmon.formats.analysis.conform import conform, why_unsure
 from tcpkmon.formats.conditions import Array
 from tcpkmon.formats.registry import format_of
 
@@ -42,7 +42,6 @@ def in_ms(requests: why.Table) -> dict[str, Array]:
     }
 
 
-
 class _Ledger(dict[str, Any]):
     """What holds for the whole capture; what takes a reading of it is found when it is asked."""
 
@@ -53,6 +52,8 @@ class _Ledger(dict[str, Any]):
 
 _ALWAYS = ("conn_id", "location", "lport", "rport", "state")
 """What Source needs to tell the records of connections."""
+_LEAVE_OUT = ("when_changed", "budget")
+"""Settings by which a capture leaves out records on purpose."""
 
 
 @dataclass
@@ -77,15 +78,20 @@ class Capture:
             if self.keep is not None:
                 chosen = self.keep(found)
                 self.connections = {name: values[chosen] for name, values in found.items()}
-            reader = source.reader
+            reader, settings = source.reader, source.settings()
             self.lost = int(reader.lost)
             self._whole = not self.lost and reader.complete and not reader.damaged
         if self.proof is not None:
             self.proven, self.verdict = self.proof.proven, self.proof.verdict
             self.lost = self.proof.lost
             self._whole = not self.lost
+            thinned = [name for name in _LEAVE_OUT if settings.get(name)]
+            self._unsure = f"records are left out by {', '.join(thinned)}" if thinned else ""
+            if not self.proven:
+                self._unsure = self.verdict
             return
         reports = format_of(self.path).verify(self.path)
+        self._unsure = why_unsure(reports)
         self.proven = bool(reports) and all(report.exit_code == 0 for report in reports)
         self.verdict = "; ".join(r.verdict for r in reports if r.exit_code) or "nothing lost"
 
@@ -174,7 +180,7 @@ class Capture:
     def _conforms(self) -> bool:
         """Whether no rule of an RFC is broken; True too where that cannot be told."""
         with why.Source(self.path) as source:
-            found = conform(source, "" if self.proven else self.verdict)
+            found = conform(source, self._unsure)
         ids = found.counts if self.keep is None else self.connections["conn_id"].tolist()
         return not found.broken([one for one in ids if one in found.counts])
 

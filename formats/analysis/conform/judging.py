@@ -58,6 +58,11 @@ class Verdicts:
         at = RULES.index(rule)
         return sum((self.counts[one][at] for one in chosen), np.zeros(3, np.int64))
 
+    def breaks_of(self, conn_ids: Sequence[int]) -> list[Break]:
+        """The breaks of these connections."""
+        chosen = {*conn_ids}
+        return [one for one in self.breaks if one.conn_id in chosen]
+
     def broken(self, conn_ids: Sequence[int] | None = None) -> int:
         """How often any rule is broken by these connections, or all."""
         chosen = self.counts if conn_ids is None else conn_ids

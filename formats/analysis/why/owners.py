@@ -30,9 +30,11 @@ def by_owner(table: Table, name: str) -> list[dict[str, Any]]:
     times: NDArray[np.float64] = np.zeros((len(table["conn_id"]), len(families)))
     for one in LIMITS:
         times[:, families.index(FAMILY.get(one, one))] += table[f"us_{one}"]
+    numbers: dict[Any, int] = {}
+    of = np.array([numbers.setdefault(one, len(numbers)) for one in table[name]], np.int64)
+    order, counts = np.argsort(of, kind="stable"), np.bincount(of, minlength=len(numbers))
     rows = []
-    for owner in dict.fromkeys(table[name].tolist()):
-        mine = np.flatnonzero(np.array([one == owner for one in table[name]], np.bool_))
+    for owner, mine in zip(numbers, np.split(order, np.cumsum(counts)[:-1]), strict=False):
         held = times[mine].sum(axis=0)
         longest = int(held.argmax())
         rows.append({
