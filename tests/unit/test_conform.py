@@ -13,6 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from scripts.conform_matrix import PAGE, rules_table
+from tcpkmon.formats.analysis.check.capture import Capture
+from tcpkmon.formats.analysis.check.span import Proof
 from tcpkmon.formats.analysis.conform import RULES, Verdicts, conform
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base import control
@@ -75,7 +77,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 
 def write(
     path: Path, records: list[dict[str, Any]], lose: bool = False, unseen: str = "",
-    leave_out: tuple[str, ...] = (), flows: int = 1,
+    leave_out: tuple[str, ...] = (), flows: int = 1, when_changed: tuple[str, ...] = (),
 ) -> Path:  # fmt: skip
     """A capture of these records of a connection. lose: the one before the last is missing."""
     made, size = columns_for({k: v for k, v in FURTHER.items() if k not in leave_out})
@@ -85,7 +87,8 @@ def write(
         for one in made
     )
     dtype = entry_dtype(columns, size, "<")
-    settings = {"locations": LOCATIONS} | ({"unseen": unseen} if unseen else {})
+    settings = {"locations": LOCATIONS, "when_changed": list(when_changed)}
+    settings |= {"unseen": unseen} if unseen else {}
     header = writer_header(columns, size, mods=3, version="tcpkmon", mclsize=4096, host="unit",
                            clock=CLOCK, kernel="6.1.0 test", settings=settings)  # fmt: skip
     rows = np.zeros(len(records) * flows, dtype)
@@ -188,3 +191,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert told["breaks"][0]["rule"] == "probe" and told["connections"][0]["lport"] == 5001
     done = CliRunner().invoke(command, ["--rules"], standalone_mode=False)
     assert done.return_value == 0 and all(f"{rule.name}: " in done.output for rule in RULES)
+
+
+@pytest.mark.parametrize(("names", "holds"), [((), False), (("rto_us",), True)])
+def test_the_assertion_of_a_span(names: tuple[str, ...], holds: bool, tmp_path: Path) -> None:
+    """It is no break where records were left out on purpose."""
+    path = write(tmp_path / "a.pm", broken("order"), when_changed=names)
+    assert Capture(path, Proof(True, "nothing lost", 0))._conforms() is holds
