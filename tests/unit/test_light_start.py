@@ -47,3 +47,18 @@ def test_the_options_of_a_capture_need_no_numpy() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert not {"numpy", "tcpkmon.collector.session.session"} & set(done.stdout.split())
+
+
+def test_a_command_imports_no_other() -> None:
+    program = """
+import sys
+from tcpkmon.collector.commands.tcpkmon import command
+command.main(["verify", "--help"], standalone_mode=False)
+print(*sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    imported = set(done.stdout.split())
+    assert "tcpkmon.formats.commands.verify" in imported
+    assert not imported & {"tcpkmon.collector.loader.prepare", "tcpkmon.formats.commands.why"}
