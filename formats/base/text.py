@@ -22,6 +22,11 @@ def address_of(data: bytes) -> str:
     return str(address.ipv4_mapped or address)
 
 
+def endpoint(address: str, port: int) -> str:
+    """10.0.0.1:80, [::1]:80."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def human_bytes(count: float) -> str:
     """Bytes with a binary prefix: 3.4 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):

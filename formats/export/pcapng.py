@@ -21,7 +21,7 @@ from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.files import create_file
 from tcpkmon.formats.base.reader import Reader
-from tcpkmon.formats.base.text import address_of
+from tcpkmon.formats.base.text import address_of, endpoint
 from tcpkmon.formats.export import bblog
 from tcpkmon.formats.packets import (
     IN,
@@ -172,12 +172,8 @@ class _Ends:
                int(rows["rport"][at]))  # fmt: skip
         if key not in self._texts:
             local, remote = (address_of(one.ljust(16, b"\0")) for one in key[:2])
-            self._texts[key] = f"{_end(local, key[2])} -> {_end(remote, key[3])}"
+            self._texts[key] = f"{endpoint(local, key[2])} -> {endpoint(remote, key[3])}"
         return self._texts[key]
-
-
-def _end(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _packets(rows: Rows, direction: NDArray[Any]) -> tuple[list[bytes], NDArray[np.int64]]:

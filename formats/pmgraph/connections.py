@@ -15,7 +15,7 @@ from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.limits import MOST_CONNECTIONS
 from tcpkmon.formats.base.ports import match_ports
-from tcpkmon.formats.base.text import address_of
+from tcpkmon.formats.base.text import address_of, endpoint
 from tcpkmon.formats.pmgraph.arrays import Array, Columns
 from tcpkmon.formats.pmgraph.quantities import is_number
 from tcpkmon.formats.psc.reader import Capture
@@ -188,7 +188,7 @@ def title_of(capture: Capture, connection: Connection) -> str:
     remote = _address(capture, "raddr", row)
     if not local or not remote:
         return connection.ports
-    return f"{_endpoint(local, connection.lport)} \u2192 {_endpoint(remote, connection.rport)}"
+    return f"{endpoint(local, connection.lport)} \u2192 {endpoint(remote, connection.rport)}"
 
 
 def algorithm_of(capture: Capture, connection: Connection) -> str:
@@ -279,7 +279,3 @@ def _address(capture: Capture, name: str, row: int) -> str:
     if len(raw) != 16 or family not in (_INET, _INET6) or not any(raw):
         return ""
     return address_of(raw)
-
-
-def _endpoint(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -16,7 +16,7 @@ from tcpkmon.formats.analysis import why
 from tcpkmon.formats.base.errors import FileError, UsageError
 from tcpkmon.formats.base.ports import find_missing, match_ports
 from tcpkmon.formats.base.reader import Reader
-from tcpkmon.formats.base.text import address_of
+from tcpkmon.formats.base.text import address_of, endpoint
 from tcpkmon.formats.pmgraph.arrays import Array
 from tcpkmon.formats.pmgraph.gaps import Spans, merge
 from tcpkmon.formats.pmgraph.options import Selection
@@ -159,8 +159,7 @@ class _Overview:
         for raw, port in zip(self._addresses[place], self._ends[place].tolist(), strict=True):
             if not any(raw.tobytes()):
                 return self.ports(place)
-            text = address_of(raw.tobytes())
-            ends.append(f"[{text}]:{port}" if ":" in text else f"{text}:{port}")
+            ends.append(endpoint(address_of(raw.tobytes()), port))
         return " \u2192 ".join(ends)
 
     def limits(self, place: int) -> tuple[float, float]:

@@ -16,7 +16,8 @@ from tcpkmon.formats.analysis.gather import gather
 from tcpkmon.formats.analysis.log import open_log
 from tcpkmon.formats.analysis.why import Table
 from tcpkmon.formats.analysis.why.waits import said_of
-from tcpkmon.formats.analysis.why.words import endpoint, human_time
+from tcpkmon.formats.analysis.why.words import human_time
+from tcpkmon.formats.base.text import endpoint
 
 _LEAST = 0.05
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tcpkmon.formats.analysis.exchanges.summary import Summary
-from tcpkmon.formats.analysis.why.words import endpoint, human_bytes, human_time
+from tcpkmon.formats.analysis.why.words import human_bytes, human_time
+from tcpkmon.formats.base.text import endpoint
 
 _LEAST = 0.05
 _SAID = {

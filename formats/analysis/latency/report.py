@@ -16,7 +16,7 @@ from tcpkmon.formats.analysis.latency.summary import COLUMNS, QUANTILES, Spread,
 from tcpkmon.formats.analysis.latency.survey import Survey
 from tcpkmon.formats.analysis.latency.thinking import SHARES, Thought
 from tcpkmon.formats.base.ports import match_ports
-from tcpkmon.formats.base.text import address_of, text_of
+from tcpkmon.formats.base.text import address_of, endpoint, text_of
 
 SIDES = {Chain.BOTH: "both ends", Chain.SENDER: "sender's end", Chain.RECEIVER: "receiver's end"}
 _LOW = (1 << 32) - 1
@@ -143,7 +143,7 @@ def _names(survey: Survey, flow: int) -> tuple[str, str]:
     sender, receiver = int(survey.sender[flow]), int(survey.receiver[flow])
     row = survey.ends[sender if sender >= 0 else receiver]
     local, remote = (
-        join_address(address_of(row[address].tobytes()), int(row[port]))
+        endpoint(address_of(row[address].tobytes()), int(row[port]))
         for address, port in (("laddr", "lport"), ("raddr", "rport"))
     )
     name = f"{local} > {remote}" if sender >= 0 else f"{remote} > {local}"
@@ -152,11 +152,6 @@ def _names(survey: Survey, flow: int) -> tuple[str, str]:
         if end >= 0 and (comm := text_of(survey.ends[end]["comm"])):
             owners.append(f"{comm} {int(survey.ends[end]['pid'])}")
     return name, ", ".join(dict.fromkeys(owners))
-
-
-def join_address(address: str, port: int) -> str:
-    """As in URLs."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _of_chain(

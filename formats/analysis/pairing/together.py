@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tcpkmon.formats.analysis.pairing.matching import Pair, match
 from tcpkmon.formats.analysis.pairing.messages import Delays, causes, delays, missing
 from tcpkmon.formats.analysis.why import Source, Table, intervals
 from tcpkmon.formats.base.errors import DamagedError, UsageError
+from tcpkmon.formats.base.text import address_of, endpoint
 
 QUANTILES = {"min": 0.0, "p50": 0.5, "p99": 0.99}
 WAYS = ("a2b", "b2a")
@@ -211,6 +211,5 @@ def as_table(rows: list[dict[str, Any]], names: Sequence[str]) -> Table:
 
 def name_of(address: bytes, port: int) -> str:
     """Address and port as people write them."""
-    found = IPv6Address(address)
-    return f"{found.ipv4_mapped}:{port}" if found.ipv4_mapped else f"[{found}]:{port}"
+    return endpoint(address_of(address), port)
 

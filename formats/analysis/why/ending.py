@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tcpkmon.formats.analysis.why.connections import Connection
-from tcpkmon.formats.analysis.why.words import endpoint, human_bytes
+from tcpkmon.formats.analysis.why.words import human_bytes
+from tcpkmon.formats.base.text import endpoint
 
 REFUSED, RESET = "refused by the peer", "reset by the peer"
 _OWN, _TIMED_OUT = "reset by this host", "ended by a timeout"

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tcpkmon.formats.analysis.why.connections import Connection
-from tcpkmon.formats.analysis.why.words import endpoint, human_time
+from tcpkmon.formats.analysis.why.words import human_time
+from tcpkmon.formats.base.text import endpoint
 
 _ENDS = ("laddr", "lport", "raddr", "rport")
 _MOSTLY = 0.5

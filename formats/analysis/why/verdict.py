@@ -13,7 +13,8 @@ from tcpkmon.formats.analysis.why.naming import named
 from tcpkmon.formats.analysis.why.peers import quiet_words, sender_words
 from tcpkmon.formats.analysis.why.queueing import bloat, late, queue_stands, reads_slowly
 from tcpkmon.formats.analysis.why.receiving import MOST_UNSCALED
-from tcpkmon.formats.analysis.why.words import endpoint, human_bytes, human_rate, human_time
+from tcpkmon.formats.analysis.why.words import human_bytes, human_rate, human_time
+from tcpkmon.formats.base.text import endpoint
 
 LEAST_SHARE = 0.05
 _MINOR = 0.2

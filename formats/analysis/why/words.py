@@ -28,8 +28,3 @@ def human_time(us: float) -> str:
     if us < 1000:
         return f"{us:.0f} us"
     return f"{us / 1000:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
-
-
-def endpoint(address: str, port: int) -> str:
-    """10.0.0.1:80, [::1]:80."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
