@@ -258,7 +258,7 @@ def test_a_loss_in_the_window_is_told_and_one_before_it_is_not(tmp_path: Path) -
     assert report["lost_total"] > 100 and report["problems_total"] == 0
     assert report["window"][0].startswith("not complete from ")
     report = verify(second, 0)
-    assert report["evicted"] > 1_000 and report["lost_total"] == 0
+    assert report["evicted"] > 100 and report["lost_total"] == 0
 
 
 def test_a_quiet_connection_does_not_stall(tmp_path: Path, lab: Lab) -> None:

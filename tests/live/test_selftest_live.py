@@ -39,8 +39,9 @@ def told(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TCPKMON_CACHE", str(folder / "cache"))
-        patch.setattr(selftest_checks, "compare", keep)
-        done = CliRunner().invoke(command, ["--json"], standalone_mode=False)
+        with pytest.MonkeyPatch.context() as while_it_runs:
+            while_it_runs.setattr(selftest_checks, "compare", keep)
+            done = CliRunner().invoke(command, ["--json"], standalone_mode=False)
         assert done.exception is None, done.output
         yield done.return_value, json.loads(done.stdout), recorded[0]
 
