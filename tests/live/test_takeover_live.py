@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import time
@@ -22,6 +23,7 @@ from tcpkmon.formats.base.segments import find_segments
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import verify_file
 from tcpkmon.formats.verify.report import Report
+from tests.live.capturing import ROOT
 from tests.live.daemons import Daemon
 from tests.live.faults import FULL, RECEIVE_CALL, Flood, Space, wait_until
 
@@ -90,15 +92,25 @@ def calls_in(paths: list[Path]) -> np.ndarray:
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("file_format", ["psc", "klogger", "arrow"])
+@pytest.mark.parametrize("file_format", ["psc", "klogger", "arrow", "extended"])
 @pytest.mark.parametrize("every", ["1h", "1s"] if FULL else ["1s"])
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_no_record_is_missing(
-    daemon: Daemon, space: Space, every: str, number: int, file_format: str
+    daemon: Daemon, space: Space, own_schema: Path, every: str, number: int, file_format: str
 ) -> None:
+    """extended: a PSC file of a schema that extends tcp."""
     with Flood(space) as flood:
         text = CAPTURE.format(space=space.path, port=flood.port)
-        daemon.configure(text + f"format = '{file_format}'\n" + ROTATION.format(every=every))
+        if file_format == "extended":
+            for path in (ROOT / "docs/examples/wakeups").iterdir():
+                shutil.copy(path, own_schema)
+            text = text.replace('"RECEIVE_CALL"', '"RECEIVE_CALL", "DATA_READY"').replace(
+                '"classic"', '"classic", "pmtu"'
+            )
+            text += f"schemata = ['{own_schema}']\n"
+        else:
+            text += f"format = '{file_format}'\n"
+        daemon.configure(text + ROTATION.format(every=every))
         daemon.start()
         flood.begin(0, rate=10_000)
         took = []
