@@ -37,15 +37,14 @@ def resolve(names: list[str]) -> list[str]:
 
 def serve(release: str, results: Path) -> str:
     """Boots and waits for the guest's end; what broke, or an empty text."""
-    with tools.alone():
-        tools.get_tools()
+    signal.signal(signal.SIGTERM, lambda *_: guests.stopping.set())
+    tools.use_tools()  # --resolve has installed them
     _, folder = kernels.fetch_kernel(release)
     return guests.boot(release, folder, (), results, time.monotonic() + LIMIT_S, MODULE)
 
 
 def main(arguments: list[str]) -> int:
     """The exit code."""
-    signal.signal(signal.SIGTERM, lambda *_: guests.stopping.set())
     try:
         if arguments[0] == "--resolve":
             out, sys.stdout = sys.stdout, sys.stderr  # what is fetched is told there
