@@ -120,7 +120,7 @@ class Guest(Closing):
         self._log: IO[str] = (folder / "boot.log").open("w+")
         self._process = subprocess.Popen(
             [sys.executable, "-I", str(_GUESTS), release, str(folder / "guest")], text=True,
-            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
+            stdin=subprocess.PIPE, stdout=self._log, stderr=self._log,
         )  # fmt: skip
 
     def await_ready(self) -> None:
@@ -165,7 +165,7 @@ class Guest(Closing):
             self._process.wait(20)
         except subprocess.TimeoutExpired:
             self._process.terminate()
-            self._process.wait()
+        self._process.communicate()
         self._log.close()
 
 

@@ -2,8 +2,8 @@
 """A guest that serves runs to `tcpkmon bisect --over kernels`.
 
     python -I bisecting.py --resolve 6.1 newest     fetches kernels, prints their releases
-    python -I bisecting.py RELEASE FOLDER           boots one, which serves in FOLDER until it ends
-
+    python -I bisecting.py RELEASE FOLDER           boots one, which serves until FOLDER/end
+                                                    is there, or stdin ends
 FOLDER gets NAME.order, and from the guest NAME.pm and NAME.answer: see bisect_guest.py.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -38,9 +39,16 @@ def resolve(names: list[str]) -> list[str]:
 def serve(release: str, results: Path) -> str:
     """Boots and waits for the guest's end; what broke, or an empty text."""
     signal.signal(signal.SIGTERM, lambda *_: guests.stopping.set())
+    threading.Thread(target=stop_with_parent, daemon=True).start()
     tools.use_tools()  # --resolve has installed them
     _, folder = kernels.fetch_kernel(release)
     return guests.boot(release, folder, (), results, time.monotonic() + LIMIT_S, MODULE)
+
+
+def stop_with_parent() -> None:
+    """Ends the guest when the process that ordered it is gone, however it ended."""
+    sys.stdin.read()
+    guests.stopping.set()
 
 
 def main(arguments: list[str]) -> int:

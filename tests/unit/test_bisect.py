@@ -85,6 +85,7 @@ def test_null_runs_are_taken_for_different_in_no_more_than_alpha(
     assert alarms <= most
 
 
+@pytest.mark.full
 def test_looking_each_time_at_the_whole_level_would_alarm_too_often() -> None:
     """What the rule is for, and that the simulation above could fail."""
     plan = make_plan(ONE, 20, 0.05, 0.05)
