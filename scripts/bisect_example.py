@@ -44,8 +44,9 @@ end.recv(1)
 
 def words_of(folder: str, kept: Path) -> list[str]:
     """The command, as the page has it; the programs are in the current folder."""
-    options = ["--path", PATH, "--peer", "python3 serve.py", "-o", str(kept.relative_to(folder))]
-    return ["tcpkmon", "bisect", "--over", "sysctl", SETTING, *options, "--", "python3", "bursts.py"]
+    options = ["--over", "sysctl", SETTING, "--path", PATH, "--peer", "python3 serve.py", "-o",
+               str(kept.relative_to(folder))]  # fmt: skip
+    return ["tcpkmon", "bisect", *options, "--", "python3", "bursts.py"]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

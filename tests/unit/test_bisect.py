@@ -71,7 +71,7 @@ def drawing(chance: np.random.Generator, plan: Plan, scatter: float, digits: int
     [
         (12, 9, 150, 15),
         pytest.param(20, 9, 2000, 123, marks=pytest.mark.full),
-        pytest.param(12, -1, 200, 19, marks=[pytest.mark.full, pytest.mark.timeout(900)]),
+        pytest.param(12, -1, 60, 8, marks=[pytest.mark.full, pytest.mark.timeout(900)]),
     ],
 )
 def test_null_runs_are_taken_for_different_in_no_more_than_alpha(
