@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three bursts with pauses over 80 ms, bisected over a sysctl, and a picture: docs/bisect.md."""
+"""Bursts with pauses over 80 ms, bisected over a sysctl, and a picture: for docs/bisect.md."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 import click
@@ -27,17 +28,19 @@ PROGRAMS = {
 listener = socket.create_server(("", 5201))
 while True:
     end, _ = listener.accept()
-    while end.recv(1 << 16):
-        pass
+    got = 0
+    while some := len(end.recv(1 << 16)):
+        got += some
+        if got % 400_000 == 0:
+            end.send(b"!")
     end.close()
 """,
     "bursts.py": """import os, socket, time
 end = socket.create_connection((os.environ["TCPKMON_PEER"], 5201))
-for pause in (0.5, 0.5, 0):
+for pause in (0.8, 0.8, 0):
     end.sendall(bytes(400_000))
+    end.recv(1)
     time.sleep(pause)
-end.shutdown(socket.SHUT_WR)
-end.recv(1)
 """,
 }
 
@@ -74,8 +77,11 @@ def command(docs: bool, keep: Path | None) -> int:
     shown = " ".join(f"'{word}'" if " " in word else word for word in words)
     machine = f"Linux {platform.release()}, {describe_machine()['cpu_model']}"
     load = f"load {os.getloadavg()[0]:.0f} of {os.cpu_count()} CPUs"
+    lines = (f"# {shown}", *done.stdout.splitlines())
+    wrapped = (textwrap.wrap(line, 114, subsequent_indent="    ", break_on_hyphens=False)
+               for line in lines)  # fmt: skip
     text = f"{machine}, {load}:\n\n" + "\n".join(
-        f"    {line}".rstrip() for line in (f"# {shown}", *done.stdout.splitlines())
+        f"    {part}" for parts in wrapped for part in parts
     )
     if docs:
         write_part(PAGE, "bisect-example", text)

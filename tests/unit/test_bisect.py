@@ -350,7 +350,7 @@ def test_what_is_printed(tmp_path: Path, capsys: Any, monkeypatch: pytest.Monkey
              "duration_us")  # fmt: skip
     assert run(*words, "-o", tmp_path / "kept", "--", "true") == 0
     out = capsys.readouterr().out
-    assert "x=1e+06 -> x=500000: duration_us" in out and "goodput_mean" in out, out
+    assert "x=1e+06 -> 500000: duration_us" in out and "goodput_mean" in out, out
     assert len(list(tmp_path.rglob("*.pm"))) == 8
     assert run(*words, "--json", "--", "true") == 0
     found = json.loads(capsys.readouterr().out)

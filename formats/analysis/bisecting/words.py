@@ -77,7 +77,7 @@ def change_line(one: Compared) -> str:
 def verdict_lines(told: Told, names: tuple[str, str], plan: Plan) -> list[str]:
     """What changed from the one side to the other, with its interval. names: of the sides."""
     runs = f"{told.runs[1]} runs" + (f" against {told.runs[0]}" if plan.baseline else " of a side")
-    where = f"{names[0]} -> {names[1]}"
+    where = _from_to(*names)
     lines = [f"{where}: {change_line(one)}; p = {one.p:.2g}, {runs}" for one in told.changed]
     is_share = all(one.metric.kind == SHARE for one in (*told.equal, *told.unsure))
     least = _size(plan.least, is_share)
@@ -90,6 +90,12 @@ def verdict_lines(told: Told, names: tuple[str, str], plan: Plan) -> list[str]:
         lines.append(f"{where}: neither a difference nor that there is none of {least}: {unsure}; "
                      f"{runs}")  # fmt: skip
     return lines
+
+
+def _from_to(one: str, other: str) -> str:
+    """net.x=0 -> 1 for net.x=0 and net.x=1."""
+    name, equals, value = other.partition("=")
+    return f"{one} -> {value if one.startswith(f'{name}{equals}') and equals else other}"
 
 
 def apart(plan: Plan, a: Sequence[Run], b: Sequence[Run]) -> list[str]:
