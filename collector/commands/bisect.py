@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from tcpkmon.formats.base.errors import Errors, FileError, TcpkmonError, UsageEr
 
 if TYPE_CHECKING:
     from tcpkmon.collector.commands.bisect_scenario import Scenario
+    from tcpkmon.collector.commands.bisect_trial import Trials
     from tcpkmon.collector.session.command import Identity
     from tcpkmon.formats.analysis.bisecting import Found, Plan, Told
     from tcpkmon.formats.analysis.diff import Run
@@ -130,7 +132,7 @@ def _bisect(words: Sequence[str], options: dict[str, Any]) -> int:
         with sides:
             _announce(plan)
             trials = Trials(sides, plan, folder, where, _note)
-            found = halve(len(sides.names), trials.compare)
+            found = halve(len(sides.names), partial(_stage, trials, sides.names))
         named = (sides.names[found.low], sides.names[found.high])
         hints = _apart(trials.plan, trials.runs[found.low], trials.runs[found.high])
         code = 0 if found.told.changed or not found.told.unsure else UsageError.exit_code
@@ -138,6 +140,20 @@ def _bisect(words: Sequence[str], options: dict[str, Any]) -> int:
             sides.names[side] for side in found.gradual
         ])  # fmt: skip
     return code
+
+
+def _stage(
+    trials: Trials, names: Sequence[str], sides: Sequence[int], metrics: Sequence[str]
+) -> list[Told]:
+    """What halving asks for; of more than two sides each stage is told, as it takes long."""
+    from tcpkmon.formats.analysis.bisecting import verdict_lines
+
+    told = trials.compare(sides, metrics)
+    if len(names) > 2:
+        for n, one in enumerate(told):
+            for line in verdict_lines(one, (names[sides[n]], names[sides[n + 1]]), trials.plan):
+                _note(line)
+    return told
 
 
 def _step(words: Sequence[str], options: dict[str, Any]) -> int:
