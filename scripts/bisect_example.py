@@ -36,8 +36,10 @@ while True:
     end.close()
 """,
     "bursts.py": """import os, socket, time
-end = socket.create_connection((os.environ["TCPKMON_PEER"], 5201))
-for pause in (0.8, 0.8, 0):
+end = socket.socket()
+end.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+end.connect((os.environ["TCPKMON_PEER"], 5201))
+for pause in (1, 1, 0):
     end.sendall(bytes(400_000))
     end.recv(1)
     time.sleep(pause)

@@ -20,6 +20,7 @@ from tcpkmon.formats.analysis.diff import (
     Run,
     change_text,
     interval_text,
+    number_text,
     value_text,
     values_of_run,
 )
@@ -113,9 +114,8 @@ def apart(plan: Plan, a: Sequence[Run], b: Sequence[Run]) -> list[str]:
             continue
         if max(one) < min(other) or max(other) < min(one):
             middles = [float(np.median(side)) for side in (one, other)]
-            shown = [f"{middle:,.10g}" for middle in middles]
-            if name in known and known[name].kind == SHARE:
-                shown = [f"{middle:.1%}" for middle in middles]
+            shown = [number_text(known[name], middle) if name in known else f"{middle:,.10g}"
+                     for middle in middles]  # fmt: skip
             lines.append(f"{name} {shown[0]} -> {shown[1]}")
     return lines
 

@@ -12,7 +12,13 @@ courses     time courses; picture, output: for people and tools
 
 from tcpkmon.formats.analysis.diff.conditions import Condition, Judged, judge, parse_conditions
 from tcpkmon.formats.analysis.diff.metrics import BY_NAME, METRICS, SHARE, Metric, parse_metrics
-from tcpkmon.formats.analysis.diff.output import as_json, interval_text, print_diff, value_text
+from tcpkmon.formats.analysis.diff.output import (
+    as_json,
+    interval_text,
+    number_text,
+    print_diff,
+    value_text,
+)
 from tcpkmon.formats.analysis.diff.picture import draw_diff
 from tcpkmon.formats.analysis.diff.report import Report, make_report
 from tcpkmon.formats.analysis.diff.sides import (
@@ -59,6 +65,7 @@ __all__ = [
     "judge",
     "least_p",
     "make_report",
+    "number_text",
     "parse_conditions",
     "parse_folder",
     "parse_metrics",

@@ -156,11 +156,12 @@ def value_text(metric: Metric, side: Spread | None, by: str = MEDIAN) -> str:
     if side is None:
         return "-"
     if by == MEAN:
-        return f"mean {_number(metric, side.mean)}"
-    return _number(metric, side.median)
+        return f"mean {number_text(metric, side.mean)}"
+    return number_text(metric, side.median)
 
 
-def _number(metric: Metric, value: float) -> str:
+def number_text(metric: Metric, value: float) -> str:
+    """A value of a metric with its unit."""
     if metric.kind == RATE:
         return human_rate(value)
     if metric.kind == TIME:
