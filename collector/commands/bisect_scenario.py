@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,6 +22,7 @@ from tcpkmon.collector.lab.namespaces import Side
 from tcpkmon.collector.linux.netns import enter
 from tcpkmon.collector.session.command import Identity
 from tcpkmon.formats.base.errors import KernelError, TcpkmonError, UsageError
+from tcpkmon.formats.base.files import create_file
 from tcpkmon.formats.schema import suggest
 
 COLUMNS = "default,ca_name,bytes_sent,bytes_retrans"
@@ -85,7 +87,7 @@ def play(
         lab = stack.enter_context(Lab(link=scenario.link))
         for side in (lab.a, lab.b):
             write_settings(side, settings)
-        log = stack.enter_context(output.with_suffix(".log").open("w+"))
+        log = stack.enter_context(_logged(output.with_suffix(".log")))
         environment = _environment(lab, identity)
         if scenario.peer:
             server = stack.enter_context(
@@ -108,6 +110,18 @@ def play(
             if code:
                 raise TcpkmonError(f"the command ended with {code}{_last_line(log)}")
             _settle(lab)
+
+
+@contextmanager
+def _logged(path: Path) -> Iterator[IO[str]]:
+    """What programs print, in a file at the end: root follows no link of another user there."""
+    with tempfile.TemporaryFile("w+", errors="backslashreplace") as log:
+        try:
+            yield log
+        finally:
+            log.seek(0)
+            with create_file(path, force=True) as out:
+                out.write(log.read().encode())
 
 
 def _environment(lab: Lab, identity: Identity | None) -> dict[str, str]:
