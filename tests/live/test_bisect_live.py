@@ -134,8 +134,9 @@ def test_a_setting_that_does_nothing_makes_no_difference(
 def test_git_bisect_run_finds_the_commit(
     scenario: tuple[list[str], list[str]], tmp_path: Path
 ) -> None:
-    """Nine commits; the sixth sends twice as much."""
+    """Nine commits; the sixth sends four times as much, at 40 Mbit/s."""
     options, command = scenario
+    options = [*options[:-1], "delay_ms=10,rate_mbit=40", "--least", "50"]
     tree = tmp_path / "tree"
     tree.mkdir()
 
@@ -146,7 +147,7 @@ def test_git_bisect_run_finds_the_commit(
 
     git("init", "-q")
     for number in range(9):
-        size = 1_000_000 if number < 5 else 2_000_000
+        size = 500_000 if number < 5 else 2_000_000
         words = " ".join([*command[:-1], str(size)])
         (tree / "run.sh").write_text(f"# {number}\nexec {words}\n")
         git("add", "run.sh")
