@@ -61,6 +61,10 @@ class Whose:
         """None while this process has rights of root: it must not read what others wrote."""
         self.unknown = 0
 
+    def get(self, number: int) -> Group | None:
+        """The group of this id, if it is known now."""
+        return self._found.get(number)
+
     def begin(self) -> dict[str, Any]:
         """Those that exist now, for the settings of the header. Call it before the switch-on."""
         if not self._wanted:
