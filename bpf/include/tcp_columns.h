@@ -310,8 +310,11 @@ static __always_inline u32 protocols_of(struct tcp_sock *tp) {
     if (GET(tp, ao_info))
         found |= PROTOCOL_AO;
 #endif
-#ifdef HAVE_tcp_sock_syn_smc
+#ifdef BITFIELD_tcp_sock_syn_smc
     if (BITFIELD_tcp_sock_syn_smc(tp))
+        found |= PROTOCOL_SMC;
+#elif defined(HAVE_tcp_sock_syn_smc)
+    if (GET(tp, syn_smc))
         found |= PROTOCOL_SMC;
 #endif
     return found;
