@@ -75,7 +75,7 @@ def command(
         table = wholes(table)
     wanted = [name.strip() for name in (columns or "").split(",") if name.strip()]
     if not wanted and form == "table" and output is None:
-        shown = _WHOLE if mptcp else ("file", *_SHOWN[:5], "comm", *_SHOWN[5:])
+        shown = _WHOLE if mptcp else ("file", *_SHOWN[:5], *_IF_TOLD[1:], *_SHOWN[5:])
         wanted = [name for name in shown if name in table and _is_told(name, table)]
     table = choose(table, [] if wanted == ["all"] else wanted, sort)
     write("mptcp" if mptcp else "connections", table, form, output, force, names or "")
@@ -100,7 +100,7 @@ def _read(files: tuple[Path, ...]) -> tuple[dict[str, Any], int]:
     return {name: np.concatenate([one[name] for one in tables]) for name in tables[0]}, code
 
 
-_IF_TOLD = ("start", "comm")
+_IF_TOLD = ("start", "comm", "unit", "container", "pod", "protocols")
 
 
 def _is_told(name: str, table: dict[str, Any]) -> bool:
