@@ -58,9 +58,9 @@ container | text? | cgroup | | | the container: its name, else the beginning of 
 pod | text? | cgroup | | | the pod: namespace/name, else its uid
 protocols | text? | protocols | | | mptcp, ktls, tcp-md5, tcp-ao, smc, other-ulp, mptcp-refused
 mptcp_token | int? | mptcp_token | | | MPTCP: this host's token of the connection above
-mptcp_sent | int? | mptcp_sent | | | MPTCP: new bytes that all its subflows sent
-mptcp_received | int? | mptcp_received | | | and received in order
-mptcp_retrans | int? | mptcp_retrans | | | and that its own timer sent again on one of them
+mptcp_sent | int? | mptcp_sent | | | MPTCP: new data of all its subflows [bytes]
+mptcp_received | int? | mptcp_received | | | and received in order [bytes]
+mptcp_retrans | int? | mptcp_retrans | | | and that its own timer sent again on one of them [bytes]
 ca_name | text? | ca_name | | | congestion control
 start | text? | | | | first record, as time of day (UTC)
 start_ns | int | | first_packet | first | first record, CLOCK_MONOTONIC
@@ -217,11 +217,11 @@ end_ns | int | | | | last record
 duration_us | float | | | | between them
 bytes_sent | int? | | | | new data that the whole sent, by the kernel's count
 bytes_received | int? | | | | received in order, by the kernel's count
-carried_sent | int | | | | new data of each subflow, added up
-carried_received | int | | | | received in order by each subflow, added up
-acked | int | | | | of carried_sent, what was acknowledged
-reinjected | int? | | | | carried_sent less bytes_sent: it went on more than one subflow
-timer_retrans | int? | | | | of that, what MPTCP's own timer sent again, by the kernel's count
+carried_sent | int | | | | new data of each subflow, added up [bytes]
+carried_received | int | | | | received in order by each subflow, added up [bytes]
+acked | int | | | | of carried_sent, acknowledged [bytes]
+reinjected | int? | | | | carried_sent less bytes_sent: on more than one subflow [bytes]
+timer_retrans | int? | | | | of that, sent again by MPTCP's own timer, by the kernel's count [bytes]
 retransmissions | int | | | | of all subflows: TCP's, on the same subflow [segments]
 records | int | | | | of all subflows
 proven | bool | | | | no record is missing in the time of any of them

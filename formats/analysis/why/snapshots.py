@@ -34,8 +34,7 @@ NEEDED = (
     "snd_una", "snd_max", "snd_sb_cc", "snd_wnd", "snd_cwnd_segs", "snd_ssthresh", "mss",
     "packets_out", "sacked_out", "lost_out", "retrans_out", "sk_wmem_bytes", "sb_hiwat",
     "sk_wmem_alloc", "pacing_rate", "srtt_us", "min_rtt_us", "rcv_nxt", "rcv_sb_cc", "rcv_wnd",
-    "sk_rcvbuf", "seg_len",
-)  # fmt: skip
+    "sk_rcvbuf", "seg_len")  # fmt: skip
 """What a capture must have. The default columns are enough."""
 OPTIONAL = (
     "pid", "comm", "ca_name", "netns", "cgroup", "uid", "protocols", "mptcp_token", "mptcp_sent",
