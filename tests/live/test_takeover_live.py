@@ -361,7 +361,7 @@ output = "@/calls"
 """
 
 
-@pytest.mark.parametrize("file_format", ["psc", "klogger"])
+@pytest.mark.parametrize("file_format", ["psc", "klogger"] if FULL else ["psc"])
 def test_who_goes_on_tells_whose_the_groups_are(daemon: Daemon, file_format: str) -> None:
     """Groups from before the kill, from the time in which no process looks, and from after it."""
     root = root_of(Path("/proc/self/mountinfo").read_text())

@@ -3,7 +3,8 @@
 connections of real units, of sockets that are handed over, and of real containers?
 
     units_guest.py                              the checks; the last line is passed, or failed
-    units_guest.py connect PORT COUNT FILE      a unit's process: the ports of its connections
+    units_guest.py connect PORT COUNT FILE FIRST N      a unit's process: connections from so many
+                                                ports, from FIRST + N * COUNT on
     units_guest.py accept PORT                  a unit's process: a server by socket activation
 
 See tests/live/test_service_live.py.
@@ -35,7 +36,7 @@ UNIT = f"""
 [Service]
 Type=oneshot
 User={{user}}
-ExecStart=/usr/bin/python3 {__file__} connect {PORT} {EACH} {TRUTH}/%n
+ExecStart=/usr/bin/python3 {__file__} connect {PORT} {EACH} {TRUTH}/%n {{first}} %i
 """
 SOCKET = f"[Socket]\nListenStream=127.0.0.1:{ACTIVATED}\n"
 SERVER = f"[Service]\nUser=nobody\nExecStart=/usr/bin/python3 {__file__} accept\n"
@@ -55,14 +56,13 @@ def run(*words: str, code: int | None = 0, **more: Any) -> str:
     return done.stdout + done.stderr
 
 
-def connect(port: int, count: int, file: str) -> None:
+def connect(port: int, count: int, file: str, first: int, number: int) -> None:
     """So many connections, one after the other; then their ports are in the file."""
-    ports = []
-    for _ in range(count):
-        with socket.create_connection(("127.0.0.1", port)) as client:
-            ports.append(client.getsockname()[1])
+    ports = range(first + number * count, first + (number + 1) * count)
+    for own in ports:
+        with socket.create_connection(("127.0.0.1", port), 60, ("127.0.0.1", own)) as client:
             client.sendall(b"x" * 100)
-    Path(file).write_text(json.dumps(ports))
+    Path(file).write_text(json.dumps([*ports]))
 
 
 def accept() -> None:
@@ -128,8 +128,8 @@ def test_units() -> None:
     """1,000 connections of 50 units, which end while the capture runs."""
     TRUTH.mkdir(mode=0o777)
     TRUTH.chmod(0o777)
-    for kind, user in (("web", "root"), ("job", "nobody")):
-        (SYSTEM / f"{kind}@.service").write_text(UNIT.format(user=user))
+    for kind, user, first in (("web", "root", 10_000), ("job", "nobody", 20_000)):
+        (SYSTEM / f"{kind}@.service").write_text(UNIT.format(user=user, first=first))
     run("systemctl", "daemon-reload")
     ports = f"--ports {PORT} --locations STATE_CHANGE,SEGMENT_RECEIVED,DESTROY"
     with serving(PORT), capturing(
@@ -261,7 +261,7 @@ def main() -> None:
 
 
 if sys.argv[1:2] == ["connect"]:
-    connect(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    connect(*map(int, sys.argv[2:4]), sys.argv[4], *map(int, sys.argv[5:7]))
 elif sys.argv[1:2] == ["accept"]:
     accept()
 else:
