@@ -31,7 +31,7 @@ UNITS, EACH = 50, 20
 TRUTH, OUT = Path("/run/truth"), Path("/run/captures")
 SYSTEM = Path("/etc/systemd/system")
 WAIT_S = 240.0
-COLUMNS = "default,cgroup,uid,pid,comm,protocols"
+COLUMNS = "default,cgroup,uid,pid,comm,protocols,mptcp_token"
 UNIT = f"""
 [Service]
 Type=oneshot
