@@ -117,11 +117,12 @@ def capturing(**options: str) -> Iterator[None]:
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
-    text = subprocess.run(
+    done = subprocess.run(
         ["tcpkmon", "connections", "--format", "json", "--columns", "all", f"{OUT}/{name}.pm"],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    return list(json.loads(text)["connections"])
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 3), done  # on an emulated CPU a program may miss an event
+    return list(json.loads(done.stdout)["connections"])
 
 
 def test_units() -> None:
