@@ -38,8 +38,8 @@ _NUMBERS = re.compile(r"\S*\d\S*( (%|[kMG]?B|[um]?s|[kMG]?bit/s)(?![A-Za-z]))?")
               help="Also the intervals: from when until when each limit held, and the values that "
               "decided.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON: an object with `connections`.")
-@click.option("--by", type=click.Choice(["unit", "container", "pod"]),
-              help="Sums for each unit, container or pod in place of verdicts.")
+@click.option("--by", type=click.Choice(["unit", "container", "pod", "uid"]),
+              help="Sums for each unit, container, pod or user (its number) in place of verdicts.")
 @click.option("--intervals", is_flag=True,
               help="The table of intervals, as a table or a file (-o), in place of verdicts.")
 @click.option("-o", "--output", metavar="OUT", type=click.Path(readable=False, path_type=Path),
@@ -76,6 +76,7 @@ def command(
         row_of,
         rows_of,
         tables,
+        tell_wholes,
         together,
         waits,
     )
@@ -92,6 +93,7 @@ def command(
         return _tell_owners(files, chosen, by, most, as_json)
 
     told: list[dict[str, Any]] = []
+    above: list[dict[str, Any]] = []
     codes, captures = [0], group(files)
     for paths in captures:
         with Source(*paths) as source:
@@ -108,6 +110,11 @@ def command(
             lines.setdefault(wait.conn_id, []).append(str(wait))
         order = np.arange(len(table["conn_id"])) if sort else by_bytes(table)
         said = table["conn_id"][order if as_json else order[:most]]
+        for whole_row, texts in tell_wholes(table):
+            (plain,) = rows_of({name: np.array([one]) for name, one in whole_row.items()})
+            above.append(plain | {"verdict": texts})
+            if not as_json:
+                click.echo(for_terminal("\n    ".join(texts)))
         explaining = Explaining(paths, whole, said)
         if as_json:
             rows = rows_of({name: values[order] for name, values in table.items()})
@@ -133,7 +140,8 @@ def command(
             click.echo("no such connection in this capture" if ports or where else
                        "no connection in this capture")  # fmt: skip
     if as_json:
-        click.echo(json.dumps({"connections": told}, indent=2))
+        mptcp = {"mptcp": above} if above else {}
+        click.echo(json.dumps({"connections": told, **mptcp}, indent=2))
     return max(codes)
 
 
