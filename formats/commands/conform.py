@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,10 +54,11 @@ def command(files: tuple[Path, ...], ports: tuple[str, ...], rules: bool, as_jso
     told: list[dict[str, Any]] = []
     seen: set[tuple[int, int]] = set()
     for paths in group(files):
-        unsure = why_unsure(one for path in paths for one in format_of(path).verify(path))
+        known = {path: format_of(path).verify(path) for path in paths}
+        unsure = why_unsure(chain(*known.values()))
         with Source(*paths) as source:
             found = conform(source, unsure)
-            code = max(code, report(source, "conform", paths))
+            code = max(code, report(source, "conform", paths, known))
         chosen = [*found.counts]
         if pairs:
             ends = [found.ends[one] for one in chosen]

@@ -17,8 +17,8 @@ from tcpkmon.formats.analysis.conform.rule import (
     Mask,
     Rule,
     Step,
-    ahead,
 )
+from tcpkmon.formats.base.sequence import ahead_of
 
 _SECOND_US = 1_000_000
 """The least that an administrator may set the largest timeout to (tcp_rto_max_ms)."""
@@ -57,7 +57,7 @@ def _probe(step: Step) -> tuple[Mask, Mask]:
 
 def _once(step: Step) -> tuple[Mask, Mask]:
     applies = step.established & step.into(CWR, RECOVERY)
-    return applies, ahead(step.now["snd_una"], step.entry["snd_max"]) < 0
+    return applies, ahead_of(step.now["snd_una"], step.entry["snd_max"]) < 0
 
 
 def _end(step: Step) -> tuple[Mask, Mask]:

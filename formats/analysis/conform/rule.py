@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.base.sequence import ahead_of
+
 Array = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
@@ -53,7 +55,7 @@ class Step:
     @property
     def sent(self) -> Array:
         """Bytes sent for the first time in between."""
-        return ahead(self.now["snd_max"], self.was["snd_max"])
+        return ahead_of(self.now["snd_max"], self.was["snd_max"])
 
     @property
     def loss_based(self) -> Mask:
@@ -87,9 +89,3 @@ class Rule:
     across: str = "was"
     locations: tuple[str, ...] = ("SEGMENT_RECEIVED", "CONG_STATE", "STATE_CHANGE")
     shows: tuple[str, ...] = ()
-
-
-def ahead(one: Array, other: Array) -> Array:
-    """By how much a sequence number is ahead of another one, modulo 2^32."""
-    found: Array = ((one - other + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
-    return found

@@ -26,9 +26,9 @@ from tcpkmon.formats.analysis.conform.rule import (
     Array,
     Mask,
     Step,
-    ahead,
 )
 from tcpkmon.formats.analysis.why import Snapshots, Source
+from tcpkmon.formats.base.sequence import ahead_of
 
 ALWAYS = (
     "conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state", "ca_state",
@@ -172,9 +172,9 @@ def _follows(step: Step) -> Mask:
     was = step.was
     if "seg_ack" not in was:
         return np.zeros(len(step.time_ns), np.bool_)
-    new = ahead(was["seg_ack"], was["snd_una"])
+    new = ahead_of(was["seg_ack"], was["snd_una"])
     new = np.where(was["location"] == SEGMENT_RECEIVED, np.maximum(new, 0), 0)
-    same: Mask = ahead(step.now["snd_una"], was["snd_una"]) == new
+    same: Mask = ahead_of(step.now["snd_una"], was["snd_una"]) == new
     return same
 
 
