@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.conform_matrix import play
+from scripts.conform_plays import judge, play
 from tcpkmon.formats.analysis.conform import RULES, Verdicts
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.conform_matrix import PATHS, play
+from scripts.conform_plays import PATHS, judge, play
 
 
 @pytest.mark.parametrize("algorithm", ["cubic", "reno"])
