@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import re
 import sys
@@ -11,17 +12,21 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts import conform_plays, conform_scenarios
+from scripts import conform_breaks, conform_plays, conform_scenarios
 from scripts.conform_plays import PATHS, Judged, judge
 from scripts.experiments.report import write_part
+from scripts.vm.kernels import version_key
+from scripts.vm.tools import cache
 from tcpkmon.collector.linux.machine import describe_machine
 from tcpkmon.formats.analysis.conform import RULES
 from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import KernelError
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "conformance.md"
 Play = Callable[[Path, str, str], None]
@@ -44,6 +49,19 @@ class Tally:
     untellable: dict[str, str] = field(default_factory=dict)
     proven: int = 0
     others: int = 0
+
+    @classmethod
+    def read(cls, told: dict[str, Any]) -> Tally:
+        """What write() made, perhaps with other rules."""
+        counts = [told["counts"].get(rule.name, [0, 0, 0]) for rule in RULES]
+        return cls(np.array(counts), told["untellable"], told["proven"], told["others"])
+
+    def write(self) -> dict[str, Any]:
+        """As JSON has it."""
+        names = (rule.name for rule in RULES)
+        counts = dict(zip(names, self.counts.tolist(), strict=True))
+        return {"counts": counts, "untellable": self.untellable, "proven": self.proven,
+                "others": self.others}  # fmt: skip
 
     def add(self, judged: Judged) -> None:
         self.counts += sum(judged.verdicts.counts.values(), np.zeros_like(self.counts))
@@ -71,9 +89,19 @@ def take(folder: Path, play: Play, names: Iterator[str], algorithm: str) -> Tall
     return tally
 
 
+def of_guests() -> dict[str, Tally]:
+    """What tests/vm/test_vm_conform.py found in guests, by kernel and congestion control."""
+    read = (json.loads(path.read_text()) for path in (cache() / "conform").glob("*.json"))
+    return {
+        f"{one['kernel']} {name}": Tally.read(told)
+        for one in sorted(read, key=lambda one: version_key(one["kernel"]))
+        for name, told in sorted(one["tallies"].items())
+    }
+
+
 def matrix(tallies: dict[str, Tally]) -> str:
-    """A row for each rule, a column for each congestion control."""
-    lines = [f"Kernel {_machine()}; kept / broken / cannot tell:", "",
+    """A row for each rule, a column for each kernel and congestion control."""
+    lines = ["Kept / broken / cannot tell:", "",
              f"| rule | {' | '.join(tallies)} |", f"| --- |{' ---: |' * len(tallies)}"]  # fmt: skip
     for at, rule in enumerate(RULES):
         cells = [
@@ -92,6 +120,20 @@ def alarms(tallies: dict[str, Tally]) -> str:
     for name, one in tallies.items():
         numbers = " | ".join(f"{n:,}" for n in one.counts.sum(axis=0).tolist())
         lines.append(f"| {name} | {one.proven} | {one.others} | {numbers} |")
+    return "\n".join(lines)
+
+
+def breaks(folder: Path) -> str:
+    """What breaks a rule on this kernel, and how often it was seen."""
+    lines = ["| rule | what breaks it | broken |", "| --- | --- | ---: |"]
+    for name, one in conform_breaks.BREAKS.items():
+        try:
+            found = conform_breaks.play(folder / "broken.pm", name).verdicts
+        except KernelError as error:
+            click.echo(f"{name}: {error}")
+            continue
+        for rule in (rule for rule in RULES if found.total(rule)[1]):
+            lines.append(f"| `{rule.name}` | {one.how} | {found.total(rule)[1]:,} |")
     return "\n".join(lines)
 
 
@@ -120,11 +162,15 @@ def command(docs: bool, only: str, scenarios: bool, keep: Path | None) -> int:
         for one in tallies if scenarios else ():
             names = iter(conform_scenarios.EACH)
             more[f"scenarios, {one}"] = take(folder, conform_scenarios.play, names, one)
-    click.echo(matrix(tallies))
-    click.echo(alarms(more))
+        seen = breaks(folder)
+    kernel = platform.release()
+    table = matrix({f"{kernel} {name}": one for name, one in tallies.items()} | of_guests())
+    for text in (table, alarms(more), seen):
+        click.echo(f"{text}\n")
     if docs:
         write_part(PAGE, "conform-rules", rules_table())
-        write_part(PAGE, "conform-matrix", matrix(tallies))
+        write_part(PAGE, "conform-matrix", table)
+        write_part(PAGE, "conform-breaks", seen)
     if docs and scenarios:
         write_part(PAGE, "conform-alarms", alarms(more))
     return 0

@@ -113,14 +113,15 @@ PATHS = {
 }  # fmt: skip
 
 
-def play(path: Path, name: str, algorithm: str, settings: Mapping[str, str] | None = None) -> None:
-    """One transfer over the path of this name, captured into a file.
+def play(path: Path, name: str, algorithm: str) -> None:
+    """One transfer over the path of this name, captured into a file."""
+    play_course(path, PATHS[name], algorithm)
 
-    settings: of net.ipv4, in the sender's namespace, beside those of the path.
-    """
-    course = PATHS[name]
+
+def play_course(path: Path, course: Course, algorithm: str) -> None:
+    """One transfer, captured into a file."""
     with Lab(link=Link(course.way, _BACK)) as lab:
-        for key, value in {**course.settings, **(settings or {})}.items():
+        for key, value in course.settings.items():
             lab.a.run(lambda key=key, value=value: Path("/proc/sys/net/ipv4", key)
                       .write_text(value))  # type: ignore[misc]  # fmt: skip
         with capturing(lab.a, path):
@@ -148,11 +149,11 @@ class Judged(NamedTuple):
     proven: bool
 
 
-def judge(path: Path) -> Judged:
-    """A capture, by all rules."""
+def judge(path: Path, judged_as: str = "") -> Judged:
+    """A capture, by all rules; other congestion controls by those of this one."""
     unsure = why_unsure(format_of(path).verify(path))
     with Source(path) as source:
-        return Judged(conform(source, unsure), not unsure)
+        return Judged(conform(source, unsure, judged_as), not unsure)
 
 
 def _drain(end: socket.socket) -> None:

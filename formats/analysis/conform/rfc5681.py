@@ -12,6 +12,7 @@ from tcpkmon.formats.analysis.conform.rule import (
     LOSS,
     RECOVERY,
     RENO,
+    RETRANSMIT,
     SEGMENT_RECEIVED,
     Array,
     Mask,
@@ -83,10 +84,13 @@ def _rto_ssthresh(step: Step) -> tuple[Mask, Mask]:
 
 
 def _loss_window(step: Step) -> tuple[Mask, Mask]:
-    now = step.now
+    """Judged where the loss begins, and when the timer sends the first segment again."""
+    now, was = step.now, step.was
     begins = (now["location"] == CONG_STATE) & (now["callvalue"] == LOSS) & step.after_rto
+    begun = (was["location"] == CONG_STATE) & (was["callvalue"] == LOSS) & step.was_after_rto
+    begins |= begun & (now["location"] == RETRANSMIT)
     flight = now["packets_out"] - now["sacked_out"] - now["lost_out"] + now["retrans_out"]
-    return begins & (now["mss"] == step.was["mss"]), now["snd_cwnd_segs"] > flight + 1
+    return begins & (now["mss"] == was["mss"]), now["snd_cwnd_segs"] > flight + 1
 
 
 def _restart(step: Step) -> tuple[Mask, Mask]:

@@ -28,7 +28,7 @@ class Step:
     was: the record before. entry: that of the last reduction of the window that was not undone;
     first: the first one after the handshake. All of one connection; where there is none, has_...
     is false, and the values are any. after_rto: the record directly before is that of the
-    retransmission timer. time_ns, before_ns: of now and was.
+    retransmission timer; was_after_rto: so it is of `was`. time_ns, before_ns: of now and was.
     """
 
     now: Mapping[str, Array]
@@ -36,6 +36,7 @@ class Step:
     entry: Mapping[str, Array]
     first: Mapping[str, Array]
     after_rto: Mask
+    was_after_rto: Mask
     time_ns: Array
     before_ns: Array
 
@@ -77,7 +78,8 @@ class Rule:
     otherwise, and where its source says so; the rule allows that.
 
     needs: the columns that it looks at, beside ALWAYS. across: it needs was, entry or first, and
-    no record lost since. locations: those that must be recorded. shows: columns that a break shows.
+    no record lost since. locations: those that must be recorded. undo: reductions that are undone
+    must be seen. shows: columns that a break shows.
     """
 
     name: str
@@ -88,4 +90,5 @@ class Rule:
     needs: tuple[str, ...] = ()
     across: str = "was"
     locations: tuple[str, ...] = ("SEGMENT_RECEIVED", "CONG_STATE", "STATE_CHANGE")
+    undo: bool = False
     shows: tuple[str, ...] = ()
