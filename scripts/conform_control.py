@@ -82,7 +82,8 @@ def registered(control: Control) -> Iterator[str]:
     with ExitStack() as stack:
         for name in functions:
             code = image.programs[name].instructions
-            fd = bpf.prog_load(bpf.BPF_PROG_TYPE_STRUCT_OPS, code, name, target, members.index(name))
+            place = members.index(name)
+            fd = bpf.prog_load(bpf.BPF_PROG_TYPE_STRUCT_OPS, code, name, target, place)
             stack.callback(os.close, fd)
             put(name, struct.pack("=Q", fd))
         put("name", NAME.encode())

@@ -9,7 +9,8 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,9 @@ class Tally:
         self.others += not judged.proven
 
 
-def take(folder: Path, play: Play, names: Iterator[str], algorithm: str) -> Tally:
-    """Plays what the folder has no proven capture of, judges all, and prints each alarm."""
+def take(folder: Path, play: Play, names: Iterable[str], algorithm: str, until: float) -> Tally:
+    """Plays what the folder has no proven capture of, judges all, and prints each alarm. until: it
+    begins no play after that (CLOCK_MONOTONIC, s)."""
     tally = Tally()
     for name in names:
         words = re.sub(r"\W+", "-", name)[:60]
@@ -79,6 +81,8 @@ def take(folder: Path, play: Play, names: Iterator[str], algorithm: str) -> Tall
         path = folder / f"{algorithm}-{words}-{mark}.pm"
         judged = judge(path) if path.exists() else None
         if judged is None or not judged.proven:
+            if time.monotonic() > until:
+                continue
             play(path, name, algorithm)
             judged = judge(path)
         tally.add(judged)
@@ -146,33 +150,61 @@ def _machine() -> str:
 @click.option("--only", default="", metavar="NAME", help="This congestion control alone.")
 @click.option("--scenarios", is_flag=True,
               help="Play the scenarios of scripts/why-scenarios too: an hour.")
+@click.option("--minutes", type=click.FloatRange(0), default=1e6, metavar="N",
+              help="Begin no play after so many minutes.")
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
               help="Keep the captures here; those that are there are not played again.")
-def command(docs: bool, only: str, scenarios: bool, keep: Path | None) -> int:
+@click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Write what was found; nothing is broken on purpose then.")
+@click.option("--read", "earlier", multiple=True, metavar="FILE",
+              type=click.Path(dir_okay=False, path_type=Path),
+              help="Take what --json wrote in place of playing; several times.")
+def command(
+    docs: bool, only: str, scenarios: bool, minutes: float, keep: Path | None,
+    output: Path | None, earlier: tuple[Path, ...],
+) -> int:  # fmt: skip
     """Play transfers with each congestion control, and count which rules they keep."""
     known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    names = sorted(name for name in known if only in name and "tcpkmon" not in name)
+    until = time.monotonic() + 60 * minutes
+    of_paths: dict[str, Tally] = {}
+    of_scenarios: dict[str, Tally] = {}
+    seen = ""
+    for path in earlier:
+        told = json.loads(path.read_text())
+        of_paths |= {name: Tally.read(one) for name, one in told["paths"].items()}
+        of_scenarios |= {name: Tally.read(one) for name, one in told["scenarios"].items()}
     with tempfile.TemporaryDirectory() as made:
         folder = keep or Path(made)
         folder.mkdir(exist_ok=True)
-        tallies = {}
-        more = {}
-        for one in sorted(name for name in known if only in name and "tcpkmon" not in name):
-            tallies[one] = take(folder, conform_plays.play, iter(PATHS), one)
-            more[f"the paths above, {one}"] = tallies[one]
-        for one in tallies if scenarios else ():
-            names = iter(conform_scenarios.EACH)
-            more[f"scenarios, {one}"] = take(folder, conform_scenarios.play, names, one)
-        seen = breaks(folder)
+        for one in () if earlier else names:
+            of_paths[one] = take(folder, conform_plays.play, PATHS, one, until)
+            if scenarios:
+                each = conform_scenarios.EACH
+                of_scenarios[one] = take(folder, conform_scenarios.play, each, one, until)
+        if output is None:
+            seen = breaks(folder)
+    if output is not None:
+        parts = {"paths": of_paths, "scenarios": of_scenarios}
+        output.write_text(json.dumps({
+            part: {name: one.write() for name, one in tallies.items()}
+            for part, tallies in parts.items()
+        }))  # fmt: skip
     kernel = platform.release()
-    table = matrix({f"{kernel} {name}": one for name, one in tallies.items()} | of_guests())
-    for text in (table, alarms(more), seen):
+    table = matrix({f"{kernel} {name}": one for name, one in of_paths.items()} | of_guests())
+    counts = alarms({
+        f"{what}, {name}": one
+        for what, tallies in (("paths above", of_paths), ("scenarios of `why`", of_scenarios))
+        for name, one in tallies.items()
+    })  # fmt: skip
+    for text in (table, counts, seen):
         click.echo(f"{text}\n")
     if docs:
         write_part(PAGE, "conform-rules", rules_table())
         write_part(PAGE, "conform-matrix", table)
         write_part(PAGE, "conform-breaks", seen)
-    if docs and scenarios:
-        write_part(PAGE, "conform-alarms", alarms(more))
+    if docs and of_scenarios:
+        write_part(PAGE, "conform-alarms", counts)
     return 0
 
 
