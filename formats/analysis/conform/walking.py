@@ -196,7 +196,8 @@ def _goes_on(step: Step) -> Mask:
     if not {"undo_marker", "high_seq"} <= now.keys():
         return np.zeros(len(step.time_ns), np.bool_)
     same: Mask = now["undo_marker"] == entry["undo_marker"]
-    return same & (now["high_seq"] == entry["high_seq"])
+    same &= now["high_seq"] == entry["high_seq"]
+    return same
 
 
 def _algorithms(names: NDArray[Any], other: int) -> Array:
