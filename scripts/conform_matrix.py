@@ -202,6 +202,7 @@ def command(
     if docs:
         write_part(PAGE, "conform-rules", rules_table())
         write_part(PAGE, "conform-matrix", table)
+    if docs and seen:
         write_part(PAGE, "conform-breaks", seen)
     if docs and of_scenarios:
         write_part(PAGE, "conform-alarms", counts)
