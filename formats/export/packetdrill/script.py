@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.export.packetdrill.reading import Recorded, Row
+from tcpkmon.formats.export.packetdrill.settling import settle
 from tcpkmon.formats.export.packetdrill.walking import (
     ARRIVED,
     ESTABLISHED,
@@ -120,7 +121,8 @@ class _Script:
         opening = self._opening(known)
         zero = begin - _LEAD_NS
         lines = [self._head(walk), *opening]
-        lines += [line for event in events for line in _lines(event, zero)]
+        settled = settle(events, self._options.tolerance_us * 500)
+        lines += [line for event in settled for line in _lines(event, zero)]
         if walk.gap is not None:
             lines.append(f"// GAP: {walk.gap[0]:,} records are lost before "
                          f"{(walk.gap[1] - zero) / 1e9:.6f}: what arrived then is not known, and "
@@ -171,6 +173,8 @@ class _Script:
         if walk.gap is not None:
             note("Records are lost: the script ends at the gap. --since makes a script of what "
                  "came after it.")  # fmt: skip
+        note("What was sent in a train of ACKs, less than 2 ms apart, is expected at its end: TCP "
+             "puts off small sends by less than a script can be exact.")  # fmt: skip
         note("Call boundaries are not told: data is written when it was there at the latest, and "
              "shutdown stands for close.")  # fmt: skip
 

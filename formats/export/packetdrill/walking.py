@@ -9,8 +9,8 @@ and by next_tx_us, the time of the last one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tcpkmon.formats.export.packetdrill.reading import Row, ahead
 from tcpkmon.formats.export.packetdrill.sacks import Board
@@ -33,8 +33,6 @@ ASSERTED = {
     "total_retrans": "tcpi_total_retrans", "backoff": "tcpi_backoff",
 }  # fmt: skip
 """Columns, and what TCP_INFO calls them."""
-_CA_STATE = "tcpi_ca_state"
-_CA = tuple(f"TCP_CA_{name}" for name in ("Open", "Disorder", "CWR", "Recovery", "Loss"))
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,8 @@ class Event:
     until_ns: int
     text: str
     note: str = ""
+    values: Mapping[str, int] = field(default_factory=dict)
+    """Of TCP_INFO, that are asserted then."""
 
 
 class Walk:
@@ -66,7 +66,6 @@ class Walk:
         self.passed_gaps = 0
         """Records missing of which the numbers show that none is of this connection."""
         self._asserted = {key: name for key, name in ASSERTED.items() if key not in not_asserted}
-        self._told: dict[str, int] = {}
         self._last = first
         self._sent = self._out(first["snd_nxt"])
         self.written = self._sent
@@ -119,7 +118,9 @@ class Walk:
         """What happened since the last record, of which this record's state tells."""
         begin, now = self._last["ns"], row["ns"]
         self._reads(row, begin)
-        pure, ack = _pure(row), self._in(row["rcv_nxt"])
+        # Without an arrival on record, what arrived (a FIN, see SEGMENT_CLOSING) came later.
+        of = row if self._last["location"] in ARRIVED else self._last
+        pure, ack = _pure(row), self._in(of["rcv_nxt"])
         seq = self._sent
         if self._probing and pure > self._pure:
             seq, self._probing = self._out(row["snd_una"]) - 1, False
@@ -142,7 +143,7 @@ class Walk:
                 first = last_sent
         self._writes(row, first)
         if high > self._sent:
-            self._sends(high, first, last_sent, row)
+            self._sends(high, first, last_sent, row, ack)
         if again:
             self._retransmits(row)
 
@@ -159,11 +160,11 @@ class Walk:
             self._add(at, at, f"write({self._descriptor}, ..., {size}) = {size}")
             self.written = high
 
-    def _sends(self, high: int, begin: int, end: int, row: Row) -> None:
+    def _sends(self, high: int, begin: int, end: int, row: Row, ack: int) -> None:
         fin = self._closed and high == self._out(row["write_seq"]) and high > self.written
         size = high - self._sent - fin
-        self._add(begin, end, f"> {'F' * fin}. {self._sent}:{self._sent + size}({size}) "
-                  f"ack {self._in(row['rcv_nxt'])} <...>")  # fmt: skip
+        self._add(begin, end, f"> {'F' * fin}. {self._sent}:{self._sent + size}({size}) ack {ack} "
+                              "<...>")  # fmt: skip
         self.board.send(self._sent, self._sent + size, row["mss"])
         if fin:
             self.board.send(high - 1, high, 1)
@@ -200,17 +201,8 @@ class Walk:
     def _assert(self, row: Row) -> None:
         if row["state"] != ESTABLISHED:
             return
-        changed = {
-            name: row[key] for key, name in self._asserted.items()
-            if self._told.get(name) != row[key]
-        }  # fmt: skip
-        if changed:
-            self._told |= changed
-            lines = "\n".join(
-                f"assert {name} == {_CA[value] if name == _CA_STATE else value}, {name}"
-                for name, value in changed.items()
-            )
-            self._add(row["ns"], row["ns"], f"%{{\n{lines}\n}}%")
+        values = {name: row[key] for key, name in self._asserted.items()}
+        self.events.append(Event(row["ns"], row["ns"], "", values=values))
 
     def _arrives(self, row: Row, after: Row) -> None:
         flags = row["seg_flags"]
