@@ -234,7 +234,7 @@ class _Player:
         elif name == "setsockopt":
             level, option, value = (*given[1:3], given[3].strip('[]"'))
             end.setsockopt(_LEVELS[level], _OPTIONS[option],
-                           int(value) if value.isdigit() else value.encode())  # type: ignore[arg-type]  # fmt: skip
+                           int(value) if value.isdigit() else value.encode())  # fmt: skip
         elif name == "bind":
             end.bind((_LOCAL, _PORT))
         elif name == "listen":

@@ -33,7 +33,12 @@ SYSCTL = (
     "tso_win_divisor", "window_scaling", "wmem",
 )  # fmt: skip
 """Settings of net.ipv4.tcp_ that change what a connection does."""
-_WITHOUT_PUSH = (
+_DEVICE = (
+    "# The device gets single segments (ETHTOOL_STSO); TCP goes on to make large ones.",
+    "python3 -c 'import array, fcntl, socket, struct",
+    'off = array.array("B", struct.pack("II", 0x1f, 0))',
+    'fcntl.ioctl(socket.socket(), 0x8946, struct.pack("16sP16x", b"tun0", '
+    "off.buffer_info()[0]))'",
     "# PSH is not recorded, as the kernel sets it last: it is taken out.",
     "nft add table inet drill",
     "nft 'add chain inet drill out { type filter hook output priority 0; }'",
@@ -201,7 +206,7 @@ class _Script:
             if value and _PLAIN.issuperset(value):
                 lines.append(f'sysctl -q {key}="{value}" 2>/dev/null')
         lines.append("sysctl -q net.ipv4.tcp_timestamps=0 net.ipv4.tcp_ecn=0")
-        lines += ["tc qdisc replace dev tun0 root pfifo limit 10000", *_WITHOUT_PUSH]
+        lines += ["tc qdisc replace dev tun0 root pfifo limit 10000", *_DEVICE]
         if self._is_part:
             first = self._first
             route = f"initcwnd {first['snd_cwnd_segs']}"

@@ -16,6 +16,8 @@ from tcpkmon.formats.export.packetdrill.walking import Event
 TRAIN_NS = 2_000_000
 """ACKs are of one train if the next one comes sooner."""
 _DISORDER = 1
+_MOST_BYTES = 60_000
+"""Of a packet in a script."""
 _CA_STATE, _UNACKED = "tcpi_ca_state", "tcpi_unacked"
 _CA = tuple(f"TCP_CA_{name}" for name in ("Open", "Disorder", "CWR", "Recovery", "Loss"))
 
@@ -55,13 +57,15 @@ def settle(events: Sequence[Event], most_ns: int) -> Iterator[Event]:
 
 
 def _flush(held: list[Event], last_ns: int | None) -> Iterator[Event]:
-    """What was held, from the last arrival on, as times of a script never fall. What belongs together is one line, as the kernel cuts it at
-    other places."""
+    """What was held, from the last arrival on, as times of a script never fall. What belongs together is one line, as the kernel
+    cuts it at other places."""
     while held:
         first, count = held[0], 1
         seq, end, ack = _numbers(first.text)
         while count < len(held) and _numbers(held[count].text)[::2] == (end, ack):
-            end = _numbers(held[count].text)[1]
+            if (more := _numbers(held[count].text)[1]) - seq > _MOST_BYTES:
+                break
+            end = more
             count += 1
         begin = max(first.at_ns, last_ns or 0)
         text = f"> . {seq}:{end}({end - seq}) ack {ack} <...>"
