@@ -44,7 +44,8 @@ class Recorded:
     sysctl: dict[str, str]
     kernel: str
     algorithms: list[str]
-    lost: int = 0
+    sees_closing: bool
+    """Whether it has the segments that arrived after an end was closed."""
 
     @property
     def name(self) -> str:
@@ -116,7 +117,8 @@ def _recorded(source: Source, pieces: list[Any]) -> Recorded:
              if isinstance(name, str) and isinstance(value, str)}  # fmt: skip
     algorithms = [one.decode("ascii", "replace") for one in names]
     return Recorded(str(source.reader.path), rows, local, remote, known,
-                    kernel if isinstance(kernel, str) else "", algorithms)  # fmt: skip
+                    kernel if isinstance(kernel, str) else "", algorithms,
+                    source.records("SEGMENT_CLOSING"))  # fmt: skip
 
 
 def find_event(found: Recorded, name: str, codes: Mapping[str, int]) -> int:

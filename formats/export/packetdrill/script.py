@@ -116,7 +116,7 @@ class _Script:
             hidden += ["total_retrans"]
         else:
             start["snd_nxt"] = start["snd_una"]
-        walk = Walk(self._after, base, self._fd, start, hidden)
+        walk = Walk(self._after, base, self._fd, start, hidden, self._found.sees_closing)
         if self._is_client and known["segs_out"] - known["data_segs_out"] > walk._pure:
             walk._pure += 1
         events = walk.run()

@@ -57,8 +57,9 @@ def settle(events: Sequence[Event], most_ns: int) -> Iterator[Event]:
 
 
 def _flush(held: list[Event], last_ns: int | None) -> Iterator[Event]:
-    """What was held, from the last arrival on, as times of a script never fall. What belongs together is one line, as the kernel
-    cuts it at other places."""
+    """What was held, from the last arrival on, as times of a script never fall.
+
+    What belongs together is one line, as the kernel cuts it at other places."""
     while held:
         first, count = held[0], 1
         seq, end, ack = _numbers(first.text)

@@ -50,13 +50,14 @@ class Event:
 
 class Walk:
     """rows: of an established connection, the first one the state from which on it goes.
-    descriptor: of the socket. not_asserted: columns of ASSERTED. base: sequence numbers before the
-    first byte, sent and received."""
+    descriptor: of the socket. not_asserted: columns of ASSERTED. sees_closing: see Recorded. base:
+    sequence numbers before the first byte, sent and received."""
 
     def __init__(
         self, rows: Sequence[Row], base: tuple[int, int], descriptor: int, first: Row,
-        not_asserted: Sequence[str] = (),
+        not_asserted: Sequence[str] = (), sees_closing: bool = True,
     ) -> None:  # fmt: skip
+        self._sees_closing = sees_closing
         self.rows, self._base, self._descriptor = rows, base, descriptor
         self.events: list[Event] = []
         self.board = Board()
@@ -187,6 +188,9 @@ class Walk:
         elif where == STATE_CHANGE and row["callvalue"] in (FIN_WAIT1, LAST_ACK):
             self._closed = True
             self._add(row["ns"], row["ns"], f"shutdown({self._descriptor}, SHUT_WR) = 0")
+            if not self._sees_closing:
+                self._ends_here(row)
+                return True
         elif where == RESET_RECEIVED:
             self._add(row["ns"], row["ns"], f"< R. {self._in(row['rcv_nxt'])}:"
                       f"{self._in(row['rcv_nxt'])}(0) ack {self._out(row['snd_nxt'])} win 0",
@@ -197,6 +201,14 @@ class Walk:
             self._add(row["ns"], row["ns"], "", "a reset is sent: the script ends here")
             return True
         return where == DESTROY or (where == STATE_CHANGE and row["callvalue"] in (6, 7))
+
+    def _ends_here(self, row: Row) -> None:
+        """Of what arrives from now on the capture has nothing."""
+        if self._sent == self.written and row["packets_out"] < row["snd_cwnd_segs"]:
+            self._add(row["ns"], row["ns"], f"> F. {self._sent}:{self._sent}(0) "
+                      f"ack {self._in(row['rcv_nxt'])} <...>")  # fmt: skip
+        self._add(row["ns"], row["ns"], "", "the script ends: what arrived after an end was closed "
+                  "is not recorded here (SEGMENT_CLOSING)")  # fmt: skip
 
     def _assert(self, row: Row) -> None:
         if row["state"] != ESTABLISHED:
