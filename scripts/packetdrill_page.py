@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -33,7 +34,7 @@ from tcpkmon.formats.export.packetdrill import Options, make_script, read_connec
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "packetdrill.md"
 SERVER = "10.77.0.2"
 _BACK = Way(delay_ms=20)
-_WAY = {"rate_mbit": 50.0, "delay_ms": 20.0}
+_WAY = Way(rate_mbit=50, delay_ms=20)
 _ROOM = 2_000_000
 Act = Callable[[Pair], None]
 
@@ -59,37 +60,39 @@ def requests(pair: Pair) -> None:
 
 
 CASES: dict[str, tuple[Way, Act, str]] = {
-    "loss": (Way(lose=(30_000, 31_000), **_WAY), bulk, "cubic"),
-    "tail": (Way(lose=(190_000, 200_000), **_WAY), bulk, "cubic"),
-    "random loss": (Way(loss_percent=2, **_WAY), bulk, "cubic"),
-    "reordering": (Way(reorder_percent=3, reorder_ms=5, **_WAY), bulk, "cubic"),
-    "pause": (Way(**_WAY), pause, "cubic"),
-    "requests": (Way(**_WAY), requests, "cubic"),
-    "reno": (Way(lose=(30_000, 31_000), **_WAY), bulk, "reno"),
+    "loss": (replace(_WAY, lose=(30_000, 31_000)), bulk, "cubic"),
+    "tail": (replace(_WAY, lose=(190_000, 200_000)), bulk, "cubic"),
+    "random loss": (replace(_WAY, loss_percent=2), bulk, "cubic"),
+    "reordering": (replace(_WAY, reorder_percent=3, reorder_ms=5), bulk, "cubic"),
+    "pause": (_WAY, pause, "cubic"),
+    "requests": (_WAY, requests, "cubic"),
+    "reno": (replace(_WAY, lose=(30_000, 31_000)), bulk, "reno"),
 }
 CHANGES = {
-    "": ("loss", {}), "no loss probe": ("tail", {"tcp_early_retrans": "0"}),
+    "no loss probe": ("tail", {"tcp_early_retrans": "0"}),
     "no slow start after idle": ("pause", {"tcp_slow_start_after_idle": "0"}),
 }  # fmt: skip
 
 
-def record(path: Path, name: str) -> str:
-    """Capture one transfer of this name into a file; returns the connection, as -p takes it."""
+def record(path: Path, name: str, server: bool = False) -> str:
+    """Capture one transfer of this name into a file, at the client or the server; returns the
+    connection, as -p takes it."""
     way, act, algorithm = CASES[name]
     with Lab(link=Link(way, _BACK)) as lab:
-        options = ["--netns", lab.a.name, "--quiet", "--columns", "all", "--format", "psc"]
+        side = lab.b if server else lab.a
+        options = ["--netns", side.name, "--quiet", "--columns", "all", "--format", "psc"]
         with start(["tcp"], path, force=True, options=options, buffer_mb=32):
             with listening(lab.b, SERVER) as listener:
-                pair = join(lab.a, listener, SERVER, [
-                    (socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM),
-                    (socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm.encode()),
-                ])  # type: ignore[list-item]  # fmt: skip
+                chosen = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm.encode())
+                room = (socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
+                pair = join(lab.a, listener, SERVER, [room, chosen])  # type: ignore[list-item]
             reading = threading.Thread(target=_drain, args=(pair.server,), daemon=True)
             if act is not requests:
                 reading.start()
             time.sleep(0.1)
             act(pair)
-            ports = f"{pair.client_port}.{pair.server_port}"
+            both = (pair.client_port, pair.server_port)
+            ports = "{}.{}".format(*(both[::-1] if server else both))
             pair.close()
             if act is not requests:
                 reading.join(5)
@@ -153,10 +156,9 @@ def command(docs: bool, times: int, program: str) -> int:
             lines.append(f"| {name} | {passed} of {times} | {real} |")
             click.echo(f"{lines[-1]} {why}")
         for what, (name, settings) in CHANGES.items():
-            if settings:
-                passed, why = try_play(texts[name], settings, times)
-                changed.append(f"| {what} | {name} | {passed} of {times} | {why} |")
-                click.echo(changed[-1])
+            passed, why = try_play(texts[name], settings, times)
+            changed.append(f"| {what} | {name} | {passed} of {times} | {why} |")
+            click.echo(changed[-1])
     if docs:
         machine = f"{platform.release()}, {describe_machine()['cpu_model']}"
         write_part(PAGE, "packetdrill-plays", f"Kernel {machine}; plays that pass:\n\n"
