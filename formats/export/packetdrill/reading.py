@@ -27,6 +27,8 @@ NEEDED = (
 )  # fmt: skip
 """The columns of which a script is made."""
 _WORD = 1 << 32
+_HZ = 100
+"""The slowest, where the capture does not tell."""
 Row = dict[str, int]
 """A record: its columns; `ns`, CLOCK_MONOTONIC; `lost`, records missing before it; `ca`, 1 + the
 place of its ca_name in Recorded.algorithms, 0: it has none."""
@@ -44,6 +46,8 @@ class Recorded:
     sysctl: dict[str, str]
     kernel: str
     algorithms: list[str]
+    tick_ns: int
+    """Of the kernel's timers."""
     sees_closing: bool
     """Whether it has the segments that arrived after an end was closed."""
 
@@ -57,12 +61,12 @@ def read_connection(source: Source, connection: str) -> Recorded:
     """The records of the connection LPORT.RPORT, of the end with this local port if the capture has
     both. UsageError where it lacks a column; FileError where it has no such connection, or several.
     """
+    pair = parse_connection(connection)
     if lacks := [name for name in NEEDED if name not in source.known]:
         raise UsageError(
             f"{source.reader.path} lacks what a script is made of: {', '.join(lacks[:5])}",
             "capture the schema tcp with --columns all",
         )
-    pair = parse_connection(connection)
     source.names = [*dict.fromkeys((*source.names, *NEEDED))]
     found: dict[int, list[Any]] = {}
     chosen: dict[int, tuple[int, int]] = {}
@@ -107,6 +111,7 @@ def _recorded(source: Source, pieces: list[Any]) -> Recorded:
         for name in ("laddr", "raddr")
     )
     settings = source.settings()
+    hz = settings.get("hz")
     system = settings.get("system")
     sysctl = system.get("sysctl") if isinstance(system, dict) else None
     if isinstance(reader := source.reader, Capture):
@@ -118,6 +123,7 @@ def _recorded(source: Source, pieces: list[Any]) -> Recorded:
     algorithms = [one.decode("ascii", "replace") for one in names]
     return Recorded(str(source.reader.path), rows, local, remote, known,
                     kernel if isinstance(kernel, str) else "", algorithms,
+                    1_000_000_000 // (hz if isinstance(hz, int) and hz > 0 else _HZ),
                     source.records("SEGMENT_CLOSING"))  # fmt: skip
 
 

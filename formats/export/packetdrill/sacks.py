@@ -53,7 +53,7 @@ class Board:
         if sacked < len(self.sacked):
             self.sacked = set()  # the kernel forgot them, as after a timeout
         before = set(self.sacked)
-        new, assumed = self._new(sacked - len(self.sacked), highest)
+        new, assumed = self._new(sacked - len(self.sacked), una, highest)
         self.sacked |= new
         blocks = self._blocks(new)
         if is_duplicate:
@@ -66,10 +66,12 @@ class Board:
             blocks = self._blocks(before)
         return blocks, assumed
 
-    def _new(self, count: int, highest: int) -> tuple[set[int], str]:
+    def _new(self, count: int, una: int, highest: int) -> tuple[set[int], str]:
         if count <= 0:
             return set(), ""
-        free = [one for one in self.segments if one[0] not in self.sacked and one[1] <= highest]
+        # The first one has not arrived, or the ACK would acknowledge it.
+        free = [one for one in self.segments
+                if one[0] not in self.sacked and una < one[0] and one[1] <= highest]  # fmt: skip
         top = max((one[1] for one in self.segments if one[0] in self.sacked), default=0)
         above = [one[0] for one in free if one[1] > top]
         holes = [one[0] for one in free if one[1] <= top]

@@ -116,7 +116,8 @@ class _Script:
             hidden += ["total_retrans"]
         else:
             start["snd_nxt"] = start["snd_una"]
-        walk = Walk(self._after, base, self._fd, start, hidden, self._found.sees_closing)
+        walk = Walk(self._after, base, self._fd, start, hidden, self._found.sees_closing,
+                    self._found.tick_ns)
         if self._is_client and known["segs_out"] - known["data_segs_out"] > walk._pure:
             walk._pure += 1
         events = walk.run()
@@ -129,9 +130,9 @@ class _Script:
         settled = settle(events, self._options.tolerance_us * 500)
         lines += [line for event in settled for line in _lines(event, zero)]
         if walk.gap is not None:
-            lines.append(f"// GAP: {walk.gap[0]:,} records are lost before "
-                         f"{(walk.gap[1] - zero) / 1e9:.6f}: what arrived then is not known, and "
-                         "the script ends.")  # fmt: skip
+            until = (walk.gap[1] + walk.shift_ns - zero) / 1e9
+            lines.append(f"// GAP: {walk.gap[0]:,} records are lost before {until:.6f}: what "
+                         "arrived then is not known, and the script ends.")  # fmt: skip
         return "\n".join(lines) + "\n", self._notes
 
     def _rtt_us(self) -> int:
@@ -178,6 +179,9 @@ class _Script:
         if walk.gap is not None:
             note("Records are lost: the script ends at the gap. --since makes a script of what "
                  "came after it.")  # fmt: skip
+        if walk.shift_ns:
+            note(f"Timers expire at ticks: what came after one is {_ms(walk.shift_ns)} later in "
+                 "all than it was.")  # fmt: skip
         note("What was sent in a train of ACKs, less than 2 ms apart, is expected at its end: TCP "
              "puts off small sends by less than a script can be exact.")  # fmt: skip
         note("Call boundaries are not told: data is written when it was there at the latest, and "
@@ -259,6 +263,10 @@ class _Script:
         names = [row["ca"] for row in (self._first, *self._after) if row["ca"]]
         name = self._found.algorithms[names[0] - 1] if names else ""
         return name if name.replace("_", "").isalnum() else ""
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:g} ms"
 
 
 def _is_calm(row: Row) -> bool:

@@ -26,6 +26,9 @@ _TIMERS = {RTO: "retransmission", LOSS_PROBE: "loss probe's", ZERO_PROBE: "windo
 _FIN, _PSH, _ACK, _URG, _ECE, _CWR = 1, 8, 16, 32, 64, 128
 ESTABLISHED, FIN_WAIT1, LAST_ACK = 1, 4, 9
 _UNSCALED = 65535
+_TICKS = 2
+"""After a timer, events come so much later: it expires at a tick, and an answer to what it sent
+that is faster than the path counts as one to something else (tcp_rack_advance())."""
 ASSERTED = {
     "ca_state": "tcpi_ca_state", "snd_cwnd_segs": "tcpi_snd_cwnd",
     "snd_ssthresh": "tcpi_snd_ssthresh", "packets_out": "tcpi_unacked",
@@ -51,13 +54,16 @@ class Event:
 class Walk:
     """rows: of an established connection, the first one the state from which on it goes.
     descriptor: of the socket. not_asserted: columns of ASSERTED. sees_closing: see Recorded. base:
-    sequence numbers before the first byte, sent and received."""
+    sequence numbers before the first byte, sent and received. tick_ns: of the kernel's timers."""
 
     def __init__(
         self, rows: Sequence[Row], base: tuple[int, int], descriptor: int, first: Row,
-        not_asserted: Sequence[str] = (), sees_closing: bool = True,
+        not_asserted: Sequence[str] = (), sees_closing: bool = True, tick_ns: int = 4_000_000,
     ) -> None:  # fmt: skip
-        self._sees_closing = sees_closing
+        self._sees_closing, self._tick_ns = sees_closing, tick_ns
+        self.shift_ns = 0
+        """By how much later than recorded events are, by now."""
+        self._timed = False
         self.rows, self._base, self._descriptor = rows, base, descriptor
         self.events: list[Event] = []
         self.board = Board()
@@ -87,6 +93,7 @@ class Walk:
                 self._add(row["ns"], row["ns"], "",
                           f"the {_TIMERS[row['location']]} timer expires")  # fmt: skip
                 self._probing |= row["location"] == ZERO_PROBE
+                self._timed = True
             if row["location"] not in LOCKED and row["location"] not in (RESET_SENT,
                                                                          RESET_RECEIVED):
                 continue
@@ -113,7 +120,8 @@ class Walk:
 
     def _add(self, at: int, until: int, text: str, note: str = "") -> None:
         self.assumed += note.startswith("assumed")
-        self.events.append(Event(at, max(at, until), text, note))
+        shift = self.shift_ns
+        self.events.append(Event(at + shift, max(at, until) + shift, text, note))
 
     def _between(self, row: Row) -> None:
         """What happened since the last record, of which this record's state tells."""
@@ -183,6 +191,9 @@ class Walk:
         """The record itself. Returns whether the script ends with it."""
         where = row["location"]
         if where in ARRIVED:
+            if self._timed:
+                self._timed = False
+                self.shift_ns += _TICKS * self._tick_ns
             self._assert(row)
             self._arrives(row, after or row)
         elif where == STATE_CHANGE and row["callvalue"] in (FIN_WAIT1, LAST_ACK):
@@ -214,7 +225,8 @@ class Walk:
         if row["state"] != ESTABLISHED:
             return
         values = {name: row[key] for key, name in self._asserted.items()}
-        self.events.append(Event(row["ns"], row["ns"], "", values=values))
+        at = row["ns"] + self.shift_ns
+        self.events.append(Event(at, at, "", values=values))
 
     def _arrives(self, row: Row, after: Row) -> None:
         flags = row["seg_flags"]
