@@ -11,12 +11,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from scripts.drill.language import ScriptError
 from scripts.drill.player import play
 from scripts.packetdrill_page import play_real, record, script_of, try_play
 from tcpkmon.formats.analysis.why import Source
-from tcpkmon.formats.export.packetdrill import Options, find_event, read_connection
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.commands.packetdrill import command
+from tcpkmon.formats.export.packetdrill import Options, find_event, read_connection, reading
 
 PROGRAM = shutil.which("packetdrill")
 TRIES = 3
@@ -57,9 +60,20 @@ def test_a_part_of_a_connection_begins_in_its_midst(tmp_path: Path) -> None:
     assert passes(text)
 
 
-def test_requests_and_answers(tmp_path: Path) -> None:
+def test_requests_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.pm"
-    text = script_of(path, record(path, "requests"))
+    ports = record(path, "requests")
+    text = script_of(path, ports)
+    out = tmp_path / "run.pkt"
+    given = [str(path), "-p", ports, "-o", str(out)]
+    done = CliRunner().invoke(command, given, standalone_mode=False)
+    assert done.exception is None and done.return_value == 0 and out.read_text() == text
+    with Source(path) as source:
+        count = len(read_connection(source, ports).rows)
+    for most, refused in ((count, False), (count - 1, True)):
+        monkeypatch.setattr(reading, "MOST_SCRIPT_RECORDS", most)
+        done = CliRunner().invoke(command, [*given, "--force"], standalone_mode=False)
+        assert isinstance(done.exception, UsageError) == refused
     assert "read(3" in text and "write(3" in text
     assert passes(text)
     with pytest.raises(ScriptError, match="tcpi_snd_cwnd is 10 and not 11"):
