@@ -91,7 +91,8 @@ def _recorded(source: Source, pieces: list[Any]) -> Recorded:
     count = sum(map(len, pieces))
     if count > MOST_SCRIPT_RECORDS:
         raise UsageError(f"the connection has {count:,} records, and a script at most "
-                         f"{MOST_SCRIPT_RECORDS:,}", "tcpkmon cut --since --until takes a part")  # fmt: skip
+                         f"{MOST_SCRIPT_RECORDS:,}",
+                         "tcpkmon cut --since --until takes a part")  # fmt: skip
     names: list[bytes] = []
     rows: list[Row] = []
     for piece in pieces:
