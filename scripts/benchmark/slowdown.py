@@ -35,12 +35,13 @@ TRACE_CMD = "trace-cmd record tcp:tcp_probe"
 TCPSTATES = "bcc tcpstates"
 TCPTOP = "bcc tcptop"
 # The targets compare these, so they get more rounds.
-MAIN = (OFF, DEFAULT, PERF, TCPDUMP, FILTERED, COLUMNS)
+MAIN = (OFF, DEFAULT, PERF, TCPDUMP, FILTERED)
 MORE_ROUNDS, FEW_ROUNDS = 2, 3
 """Of MAIN times as many rounds; of the other cases at most so many."""
 QUICK = (DEFAULT, COLUMNS, FILTERED, PERF)
 CASES = (
-    *MAIN, CHANGED, SAME, FULL, ALL, "collect --rings perf", BPFTRACE, TRACE_CMD, TCPSTATES, TCPTOP,
+    *MAIN, COLUMNS, CHANGED, SAME, FULL, ALL, "collect --rings perf", BPFTRACE, TRACE_CMD,
+    TCPSTATES, TCPTOP,
 )  # fmt: skip
 FIELDS = "fields"
 SEGMENTS = ("--locations", "SEGMENT_RECEIVED")
@@ -109,6 +110,11 @@ def measure(context: Context) -> None:
                         interleaved.measure_one(context, NAME, worker, tool, tool.name, off[-1])
                     )
             _add_off(context, off)
+        near = worker.nearness
+        context.results.note(
+            NAME, f"Work between two CPUs was done {near.seen} times, {near.far} of them while the "
+            "two were far from each other ([why](tried.md))",
+        )  # fmt: skip
 
 
 def _add_off(context: Context, off: Sequence[dict[str, Done]]) -> None:
