@@ -39,15 +39,17 @@ def watch(
     show: Callable[[NDArray[Any]], None] | None = None,
     raw: bool = False,
     ways: Mapping[str, object] | None = None,
+    most: int | None = None,
 ) -> Watching:
     """Of a capture with this layout of the schema tcp; None: it has none, or not in one order.
 
-    raw: it gets rows as in the rings. ways: how each location is attached, by name.
+    raw: it gets rows as in the rings. ways: how each location is attached, by name. most: how many
+    connections are remembered, if not as many as usual.
     """
     if layout is None:
         return Watching(None, {}, show=show)
     dtype = _raw(layout.dtype) if raw else layout.dtype
-    return Watching(dtype, locations_of(layout.schema), at_once, show, ways)
+    return Watching(dtype, locations_of(layout.schema), at_once, show, ways, most)
 
 
 class Watching:
@@ -64,8 +66,9 @@ class Watching:
         at_once: bool = False,
         show: Callable[[NDArray[Any]], None] | None = None,
         ways: Mapping[str, object] | None = None,
+        most: int | None = None,
     ) -> None:
-        self._dtype = dtype
+        self._dtype, self._most = dtype, most
         names = set((dtype.names or ()) if dtype is not None else ())
         self._has_connections = {"conn_id", "state"} <= names
         self._locations = locations
@@ -134,8 +137,8 @@ class Watching:
         self._table.rate(time.monotonic())
         totals, rows, is_open = self._table.shown()
         if wanted:
-            chosen = shown.wanted(rows, wanted)
-            totals, rows, is_open = totals[chosen], rows[chosen], is_open[chosen]
+            chosen = np.flatnonzero(shown.wanted(rows, wanted))
+            totals, rows, is_open = totals.of(chosen), rows.of(chosen), is_open[chosen]
         found = {
             "connections": int(is_open.sum()),
             "opened_rate": float(totals["opened_rate"].sum()),
@@ -155,9 +158,12 @@ class Watching:
 
     def _begin(self) -> None:
         if self._meter is None and self._dtype is not None and not self._error:
-            self._meter = TcpMeter(self._locations)
+            most = {} if self._most is None else {"most": self._most}
+            self._meter = TcpMeter(self._locations, **most)
             if self._has_connections:
-                self._table = Connections(self._dtype, self._locations, time.monotonic())
+                self._table = Connections(
+                    self._dtype, self._locations, time.monotonic(), **most
+                )
 
     def _add(
         self, entries: NDArray[Any], meter: TcpMeter, lost: NDArray[np.int64] | None
