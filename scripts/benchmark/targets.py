@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from dataclasses import dataclass
 
@@ -227,7 +228,17 @@ def _reading(results: Results, case: str) -> Target:
     if times is None:
         reason = results.skipped.get(reading.NAME, {}).get(case)
         return Target(wanted, f"not measured{': ' + reason if reason else ''}", None)
-    return Target(wanted, f"{number(times, 1)} times", times >= 10)
+    said, reached = f"{number(times, 1)} times", times >= 10
+    cpu, perf = (results.median(reading.NAME, reading.CPU, case),
+                 results.median(reading.NAME, reading.WALL, reading.PERF_SCRIPT))  # fmt: skip
+    cpus = re.search(r"(\d+) CPUs", results.machine.get("CPU", ""))
+    if not reached and cpu and perf and cpus:
+        # However well it is shared out, it does not fit.
+        have = perf / 10 * int(cpus[1])
+        more = "more than" if cpu > have else f"{percent(cpu / have)} of what"
+        said += (f": a record takes {number(cpu, 0)} ns of CPU, {more} {cpus[1]} CPUs have in "
+                 f"a tenth of perf's time ({number(have, 0)})")  # fmt: skip
+    return Target(wanted, said, reached)
 
 
 def _parquet(results: Results) -> Target:

@@ -243,6 +243,11 @@ def test_start_reading_and_size_targets() -> None:
     assert reached(results, "200 MiB") is True
     assert reached(results, reading.READ) is True
     assert reached(results, reading.TEXT) is False
+    assert target(results, reading.TEXT).measured == "5.0 times"
+    results.machine["CPU"] = "family 26; 2 CPUs at 2596 MHz"
+    for cpu, why in ((1300.0, "1,300 ns of CPU, more than 2 CPUs"), (900.0, "90.0 % of what 2")):
+        results.values[reading.NAME].setdefault(reading.CPU, {})[reading.TEXT] = [cpu]
+        assert why in target(results, reading.TEXT).measured
     assert reached(results, reading.PARQUET) is None
     assert reached(results, "20 bytes") is False
 
