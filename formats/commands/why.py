@@ -91,7 +91,7 @@ def command(
     if by is not None:
         return _tell_owners(files, chosen, by, most, as_json)
 
-    told: list[dict[str, Any]] = []
+    told = _Listed("connections")
     codes, captures = [0], group(files)
     for paths in captures:
         with Source(*paths) as source:
@@ -111,11 +111,9 @@ def command(
         explaining = Explaining(paths, whole, said)
         if as_json:
             rows = rows_of({name: values[order] for name, values in table.items()})
-            told += [
-                _as_dict(explaining.of(table, at))
-                | {**row, "waits": lines.get(row["conn_id"], [])}
-                for at, row in zip(order.tolist(), rows, strict=True)
-            ]
+            for at, row in zip(order.tolist(), rows, strict=True):
+                told.add(_as_dict(explaining.of(table, at))
+                         | {**row, "waits": lines.get(row["conn_id"], [])})  # fmt: skip
             continue
         blocks: dict[object, list[_Block]] = {}
         for at in order[:most].tolist():
@@ -133,8 +131,25 @@ def command(
             click.echo("no such connection in this capture" if ports or where else
                        "no connection in this capture")  # fmt: skip
     if as_json:
-        click.echo(json.dumps({"connections": told}, indent=2))
+        told.end()
     return max(codes)
+
+
+class _Listed:
+    """Prints {key: [...]} as json.dumps(..., indent=2) does, each item when it comes: a million of
+    them would take 8 GB."""
+
+    def __init__(self, key: str) -> None:
+        self._key, self._count = key, 0
+
+    def add(self, item: dict[str, Any]) -> None:
+        begin = "," if self._count else f'{{\n  "{self._key}": ['
+        text = json.dumps(item, indent=2).replace("\n", "\n    ")
+        sys.stdout.write(f"{begin}\n    {text}")
+        self._count += 1
+
+    def end(self) -> None:
+        click.echo("\n  ]\n}" if self._count else json.dumps({self._key: []}, indent=2))
 
 
 def _tell_owners(

@@ -25,8 +25,8 @@ from tcpkmon.formats.base.cli import run as run_command
 PAGE = ROOT / "docs" / "many.md"
 ROTATE_S = 5.0
 READERS = {
-    "tcpkmon verify": ("verify",), "tcpkmon why --json": ("why", "--json"),
-    "tcpkmon connections -o": ("connections",),
+    "tcpkmon verify": ("verify",), "tcpkmon why": ("why",), "tcpkmon why --json": ("why", "--json"),
+    "tcpkmon connections -o x.parquet": ("connections",),
 }  # fmt: skip
 _TEXT = """\
 <!-- SPDX-License-Identifier: Apache-2.0 -->
