@@ -135,7 +135,8 @@ static __always_inline int magnet_leaves_out(const struct filter_settings *setti
     if (!(filters & ~FILTER_ANY_PORTS))
         return 0;
     return !filter_addresses_of(filters, ends) || ((filters & FILTER_PIDS) && !followed) ||
-           ((filters & FILTER_CGROUPS) && (!sk || !in_cgroup(sk, settings->cgroup_level)));
+           ((filters & FILTER_CGROUPS) && (!sk || !in_cgroup(sk, settings->cgroup_level))) ||
+           ((filters & FILTER_USERS) && (!sk || !has_user(sk)));
 }
 
 /* What the identity cache knows of a socket; returns 0 if that is nothing. */

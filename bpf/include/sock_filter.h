@@ -14,6 +14,7 @@
 #define FILTER_NETNS        128
 #define FILTER_CGROUPS      256
 #define FILTER_PIDS         512
+#define FILTER_USERS        1024
 #define FILTER_ANY_PORTS    (FILTER_PORTS | FILTER_LOCAL_PORTS | FILTER_REMOTE_PORTS | FILTER_PAIRS)
 
 #define FAMILY_V4 2
@@ -56,6 +57,7 @@ BPF_HASH(filter_pairs, u32, u32, 1024);
 BPF_LPM_TRIE(filter_addresses, struct filter_address, u32, 1024);
 BPF_HASH(filter_netns, u64, u32, 64);
 BPF_HASH(filter_cgroups, u64, u32, KLOGGER_GROUPS);
+BPF_HASH(filter_users, u32, u32, 64);
 
 static __always_inline int filter_ports_of(u32 flags, const struct endpoints *ends) {
     u32 lport = ends->lport, rport = ends->rport;

@@ -12,6 +12,12 @@ NEEDS(bytes_retrans, "tcp_sock.bytes_retrans")
 NEEDS(pacing_rate, "sock.sk_pacing_rate")
 NEEDS(netns, "net.net_cookie")
 NEEDS(cgroup, "sock_cgroup_data.cgroup kernfs_node.id")
+NEEDS(uid, "sock.sk_uid")
+NEEDS(mptcp_token, "tcp_sock.is_mptcp mptcp_subflow_context.token")
+NEEDS(mptcp_sent, "tcp_sock.is_mptcp mptcp_subflow_context.conn mptcp_sock.bytes_sent")
+NEEDS(mptcp_received, "tcp_sock.is_mptcp mptcp_subflow_context.conn mptcp_sock.bytes_received")
+NEEDS(mptcp_retrans, "tcp_sock.is_mptcp mptcp_subflow_context.conn mptcp_sock.bytes_retrans")
+NEEDS(protocols, "inet_connection_sock.icsk_ulp_ops")
 NEEDS(snd_ssthresh, "tcp_sock.snd_ssthresh")
 NEEDS(min_rtt_us, "tcp_sock.rtt_min")
 NEEDS(reordering, "tcp_sock.reordering")
@@ -218,6 +224,102 @@ static __always_inline u32 highest_sacked(const int direct, struct tcp_sock *tp,
     return READ(direct, (struct tcp_skb_cb *)(void *)&highest->cb, seq);
 }
 
+#define PROTOCOL_MPTCP      1
+#define PROTOCOL_KTLS       2
+#define PROTOCOL_MD5        4
+#define PROTOCOL_AO         8
+#define PROTOCOL_SMC        16
+#define PROTOCOL_OTHER      32
+#define PROTOCOL_MPTCP_LOST 64
+
+#if defined(HAVE_struct_mptcp_subflow_context) && defined(HAVE_tcp_sock_is_mptcp)
+#define HAVE_SUBFLOWS 1
+#define SUBFLOW_BIT(subflow, name)                                                                 \
+    ({                                                                                             \
+        u64 raw_ = 0;                                                                              \
+        bpf_probe_read_kernel(&raw_, BITS_mptcp_subflow_context_##name##_SIZE,                     \
+                              (u8 *)(subflow) + BITS_mptcp_subflow_context_##name##_OFFSET);       \
+        BITS_mptcp_subflow_context_##name(raw_);                                                   \
+    })
+
+/* A subflow's state; null if this is none. */
+static __always_inline struct mptcp_subflow_context *subflow_of(struct tcp_sock *tp) {
+    struct inet_connection_sock *icsk = (struct inet_connection_sock *)tp;
+
+    return GET(tp, is_mptcp) ? (struct mptcp_subflow_context *)GET(icsk, icsk_ulp_data) : 0;
+}
+
+/* Whether both ends agreed on MPTCP. */
+static __always_inline int is_agreed(struct mptcp_subflow_context *subflow) {
+    return SUBFLOW_BIT(subflow, mp_capable) || SUBFLOW_BIT(subflow, mp_join);
+}
+
+/* The connection above a subflow, and what all of its subflows have sent together. */
+static __always_inline void fill_mptcp(const int watched, struct tcp_sock *tp, u8 *entry) {
+    struct mptcp_subflow_context *subflow = subflow_of(tp);
+    u64 sent = 0, received = 0, again = 0;
+    u32 token = 0;
+
+    if (subflow && is_agreed(subflow)) {
+        token = READ(0, subflow, token);
+#ifdef HAVE_mptcp_sock_bytes_sent
+        if (HAS(mptcp_sent) || HAS(mptcp_received) || HAS(mptcp_retrans)) {
+            struct mptcp_sock *whole = (struct mptcp_sock *)READ(0, subflow, conn);
+
+            if (whole) {
+                sent = READ(0, whole, bytes_sent);
+                received = READ(0, whole, bytes_received);
+                again = READ(0, whole, bytes_retrans);
+            }
+        }
+#endif
+    }
+    SET(mptcp_token, token);
+    SET(mptcp_sent, sent);
+    SET(mptcp_received, received);
+    SET(mptcp_retrans, again);
+}
+#endif
+
+/* What is above TCP, or in its options: PROTOCOL_. */
+static __always_inline u32 protocols_of(struct tcp_sock *tp) {
+    struct inet_connection_sock *icsk = (struct inet_connection_sock *)tp;
+    struct tcp_ulp_ops *ops = (struct tcp_ulp_ops *)GET(icsk, icsk_ulp_ops);
+    u32 found = 0, name = 0;
+
+    if (ops) {
+        bpf_probe_read_kernel(&name, sizeof(name), (void *)&ops->name);
+        if (name == ('t' | 'l' << 8 | 's' << 16))
+            found = PROTOCOL_KTLS;
+        else if (name != ('m' | 'p' << 8 | 't' << 16 | 'c' << 24))
+            found = PROTOCOL_OTHER;
+    }
+#ifdef HAVE_SUBFLOWS
+    struct mptcp_subflow_context *subflow = subflow_of(tp);
+
+    if (subflow && is_agreed(subflow))
+        found |= PROTOCOL_MPTCP;
+    else if (subflow && GET((struct sock *)tp, __sk_common.skc_state) == STATE_ESTABLISHED)
+        found |= PROTOCOL_MPTCP_LOST;
+#endif
+#ifdef HAVE_tcp_sock_md5sig_info
+    if (GET(tp, md5sig_info))
+        found |= PROTOCOL_MD5;
+#endif
+#ifdef HAVE_tcp_sock_ao_info
+    if (GET(tp, ao_info))
+        found |= PROTOCOL_AO;
+#endif
+#ifdef BITFIELD_tcp_sock_syn_smc
+    if (BITFIELD_tcp_sock_syn_smc(tp))
+        found |= PROTOCOL_SMC;
+#elif defined(HAVE_tcp_sock_syn_smc)
+    if (GET(tp, syn_smc))
+        found |= PROTOCOL_SMC;
+#endif
+    return found;
+}
+
 /* A socket that was closed, or is not accepted yet, has no struct socket: its flags read as 0. */
 static __always_inline u32 waits_for_room(const int direct, struct sock *sk) {
     struct socket *socket = GET(sk, sk_socket);
@@ -321,6 +423,13 @@ static __always_inline void fill_socket(const int direct, const int watched, str
     SET(sk_mark, GET(sk, sk_mark));
     if (HAS(cgroup))
         SET(cgroup, cgroup_of(direct, sk));
+    SET(uid, GET(sk, sk_uid.val));
+#ifdef HAVE_SUBFLOWS
+    if (HAS(mptcp_token) || HAS(mptcp_sent) || HAS(mptcp_received) || HAS(mptcp_retrans))
+        fill_mptcp(watched, tp, entry);
+#endif
+    if (HAS(protocols))
+        SET(protocols, protocols_of(tp));
     SET(max_packets_out, GET(tp, max_packets_out));
     SET(rate_delivered, GET(tp, rate_delivered));
     SET(rate_interval_us, GET(tp, rate_interval_us));
@@ -434,6 +543,7 @@ static __always_inline void fill(const int direct, const int watched, struct soc
         SET(pacing_rate, ~0ull);
         SET(snd_ssthresh, 0x7fffffff);
         SET(min_rtt_us, ~0u);
+        SET(uid, ~0u);
     }
     fill_ends(watched, ends, entry);
     callvalue = fill_segment(direct, watched, skb, entry, callvalue, flags);

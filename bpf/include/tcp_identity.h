@@ -201,6 +201,13 @@ static __always_inline int in_cgroup(struct sock *sk, u32 level) {
 #endif
 }
 
+/* Whether the socket is one of the users of --user. */
+static __always_inline int has_user(struct sock *sk) {
+    u32 user = READ(0, sk, sk_uid.val);
+
+    return filter_users.lookup(&user) != 0;
+}
+
 static __always_inline u64 new_id(void) {
     u32 zero = 0;
     u64 *next = next_connection.lookup(&zero);

@@ -84,6 +84,8 @@ static __always_inline int passes(const int direct, const struct filter_settings
         if ((filters & FILTER_CGROUPS) &&
             ((packet && !sk) || view->mini || !in_cgroup(sk, settings->cgroup_level)))
             return 0;
+        if ((filters & FILTER_USERS) && ((packet && !sk) || view->mini || !has_user(sk)))
+            return 0;
     }
     return 1;
 }

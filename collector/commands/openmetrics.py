@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What running captures answer, as metrics of prometheus-client. No address, port or PID is in it.
+"""What running captures answer, as metrics of prometheus-client. No address, port or PID is in
+it; units and pods are, at most 200 of them, of a capture with the column cgroup.
 """
 
 from __future__ import annotations
@@ -233,7 +234,31 @@ def _tcp(answers: dict[str, Answer]) -> Iterator[Metric]:
                 family.add_metric([capture, label], count)
         counting.add_metric([capture], tcp["counting_s"])
     yield from _requests(counted)
+    yield from _owners(counted)
     yield from (duration, opened, closed, again, zero, transferred, limited, counting)
+
+
+def _owners(counted: dict[str, Answer]) -> Iterator[Metric]:
+    """Of the captures with ids of control groups."""
+    labels = ["capture", "unit", "pod"]
+    opened = GaugeMetricFamily(
+        "tcpkmon_tcp_owner_connections", "Open connections of a unit and pod", labels=labels
+    )
+    transferred = CounterMetricFamily(
+        "tcpkmon_tcp_owner_bytes", "Bytes acknowledged by peers, and received in order, by owner",
+        labels=[*labels, "direction"],
+    )  # fmt: skip
+    again = CounterMetricFamily(
+        "tcpkmon_tcp_owner_retransmits", "Segments sent again, by owner", labels=labels
+    )
+    for capture, tcp in counted.items():
+        for unit, pod, count, sent, received, resent in tcp.get("owners", ()):
+            names = [capture, unit, pod]
+            opened.add_metric(names, count)
+            transferred.add_metric([*names, "sent"], sent)
+            transferred.add_metric([*names, "received"], received)
+            again.add_metric(names, resent)
+    yield from (opened, transferred, again)
 
 
 def _requests(counted: dict[str, Answer]) -> Iterator[Metric]:

@@ -12,9 +12,9 @@ from tcpkmon.formats.base.cli import run
 
 ROOMS = {
     "tcpkmon.collector.commands": (
-        "benchmark", "buffer_size", "columns", "daemon", "demo", "disable", "doctor", "dump",
-        "enable", "events", "lowwater", "mark", "metrics", "probe", "reload", "sampler_period",
-        "schema", "selftest", "status", "top", "triggers",
+        "benchmark", "bisect", "buffer_size", "columns", "daemon", "demo", "disable", "doctor",
+        "dump", "enable", "events", "lowwater", "mark", "metrics", "probe", "reload",
+        "sampler_period", "schema", "selftest", "status", "top", "triggers",
     ),
     "tcpkmon.collector.commands.history": ("iscan", "monitor", "msmod"),
     "tcpkmon.formats.commands": (

@@ -38,12 +38,14 @@ ASKED = 200
 @click.command("top")
 @click.option("--by", type=click.Choice(GROUPS), default=None,
               help="Groups of connections in place of connections: by the port that was called, "
-              "the peer's address, the process, or its name: of all processes with that.")
+              "the peer's address, the process, its name, or its unit, container or pod: with the "
+              "column cgroup.")
 @click.option("--sort", default="rate", show_default=True, metavar="KEY",
               help="rate, acked, received, retransmits, srtt_us, min_rtt_us or snd_cwnd_segs; of "
               "groups also opened, closed or open.")
 @click.option("--filter", "wanted", default="", metavar="TEXT",
-              help="Only connections with this text in their addresses, ports, state or owner.")
+              help="Only connections with this text in their addresses, ports, state, owner, unit, "
+              "container or pod.")
 @collector_option
 def command(by: str | None, sort: str, wanted: str, collector: str | None) -> int:
     """Show the connections of a running capture, each second: rates, round trips, windows.

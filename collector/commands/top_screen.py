@@ -23,6 +23,8 @@ from tcpkmon.formats.base.escape import for_terminal
 
 WIDE = 110
 """From this width on, the local address is shown, not only its port."""
+WHOSE = 140
+"""From this width on, the pod, else the container, else the unit is shown, if it is known."""
 _NO_MIN_RTT = 0xFFFFFFFF
 _HEADS = {
     "acked": "SENT/s", "received": "RECV/s", "srtt_us": "SRTTms", "min_rtt_us": "MINms",
@@ -109,7 +111,8 @@ class Screen:
         has_owner = "comm" in self.answer.get("rows", {})
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), width=width)
         owner = (10 if width < WIDE else 20) if has_owner else 0
-        room = max(12, width - _FIXED - owner - (23 if width >= WIDE else 7))
+        whose = 24 if width >= WHOSE and "unit" in self.answer.get("rows", {}) else 0
+        room = max(12, width - _FIXED - owner - whose - (23 if width >= WIDE else 7))
         table.add_column("LOCAL", width=22 if width >= WIDE else 6, no_wrap=True)
         table.add_column("REMOTE", width=room, no_wrap=True)
         table.add_column("STATE", width=6, no_wrap=True)
@@ -117,8 +120,13 @@ class Screen:
             self._add_number(table, name, head, 4 if head in ("CWND", "RTX") else 6)
         if has_owner:
             table.add_column("OWNER", width=owner - 1, no_wrap=True)
+        if whose:
+            table.add_column("WHOSE", width=whose - 1, no_wrap=True)
         for one in rows:
             row = self._row(one, width)
+            if whose:
+                name = one["pod"] or one["container"] or one["unit"] or "-"
+                row.append(_cut(for_terminal(name), whose - 1))
             row[1] = _cut(row[1], room)
             table.add_row(*map(Text, row))
         return table

@@ -251,8 +251,8 @@ def decide(wish: Wish) -> Decided:
     text = read_texts(sources, wish.transport.header)
     if wish.filtered and FILTER_MAP not in text:
         raise UsageError(
-            "filters by port, address, namespace, cgroup or process are for the schemata tcp and"
-            " magnet",
+            "filters by port, address, namespace, cgroup, user or process are for the schemata tcp"
+            " and magnet",
             "tcpkmon decode --where chooses afterwards",
         )
     btf = KernelAnswers()

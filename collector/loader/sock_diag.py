@@ -92,6 +92,7 @@ class Connection:
     """Name of the algorithm."""
     mark: int
     cgroup: int
+    uid: int
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, int]]:
@@ -131,7 +132,7 @@ def choose(
     pids = {inode: pid for pid in descendants(filters.pids) for inode in sockets(pid)}
     cgroups = cgroups_of(filters)
     wanted = {space.cookie for space in filters.namespaces}
-    selective = bool(filters.flags & ~(Flag.NETNS | Flag.CGROUP | Flag.PID))
+    selective = bool(filters.flags & ~(Flag.NETNS | Flag.CGROUP | Flag.PID | Flag.USER))
     for netns, number, datagrams in answers:
         if wanted and netns not in wanted:
             continue
@@ -143,6 +144,7 @@ def choose(
                     connection is not None
                     and (not filters.pids or connection.pid)
                     and (not filters.cgroups or connection.cgroup in cgroups)
+                    and (not filters.users or connection.uid in filters.users)
                     and (not selective or _passes(filters, connection))
                 ):
                     found[netns or number, connection.cookie] = connection
@@ -191,6 +193,7 @@ def _columns(connections: Sequence[Connection], mono_ns: int) -> Iterator[tuple[
     yield "netns", np.array([one.netns for one in connections], np.uint64)
     yield "pid", [one.pid for one in connections]
     yield "sk_mark", [one.mark for one in connections]
+    yield "uid", np.array([one.uid for one in connections], np.uint32)
     yield "cgroup", np.array([one.cgroup for one in connections], np.uint64)
     yield "laddr", _rows([one.local for one in connections], 16).view("V16")[:, 0]
     yield "raddr", _rows([one.remote for one in connections], 16).view("V16")[:, 0]
@@ -283,7 +286,7 @@ def _parse(data: bytes, offset: int, netns: int, pids: dict[int, int], every: bo
         return None
     (
         family, state, _timer, _retrans, lport, rport, local, remote, _device, cookie, _expires,
-        receive_queue, send_queue, _uid, inode,
+        receive_queue, send_queue, uid, inode,
     ) = _MESSAGE.unpack_from(data, start)  # fmt: skip
     attributes: dict[int, bytes] = {}
     at = start + _MESSAGE.size
@@ -299,12 +302,7 @@ def _parse(data: bytes, offset: int, netns: int, pids: dict[int, int], every: bo
     if family == AF_INET:
         local, remote = _MAPPED + local[:4], _MAPPED + remote[:4]
     return Connection(
-        cookie,
-        netns,
-        family,
-        state,
-        local,
-        remote,
+        cookie, netns, family, state, local, remote,
         int.from_bytes(lport, "big"),
         int.from_bytes(rport, "big"),
         receive_queue,
@@ -316,7 +314,8 @@ def _parse(data: bytes, offset: int, netns: int, pids: dict[int, int], every: bo
         attributes.get(_CONG, b"").partition(b"\0")[0],
         int.from_bytes(attributes.get(_MARK, b"")[:4], sys.byteorder),
         int.from_bytes(attributes.get(CGROUP, b"")[:8], sys.byteorder),
-    )
+        uid,
+    )  # fmt: skip
 
 
 def _passes(filters: Filters, one: Connection) -> bool:

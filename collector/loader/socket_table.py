@@ -23,7 +23,8 @@ from tcpkmon.collector.plan.filters import MAPPED_BITS, Filters, Flag
 MEMBERS = ("bytes_acked", "bytes_received", "total_retrans", "rcv_ooopack")
 """Members of struct tcp_info in a row; 0 where the kernel is too old to have them."""
 SOCKET = np.dtype(
-    [("cookie", "=u8"), ("netns", "=u8"), ("ends", "=u8", 5), ("cgroup", "=u8"), ("state", "=u1")]
+    [("cookie", "=u8"), ("netns", "=u8"), ("ends", "=u8", 5), ("cgroup", "=u8")]
+    + [("uid", "=u4"), ("state", "=u1")]
     + [(name, TCP_INFO[name]) for name in MEMBERS]
 )
 """ends: words of the local and of the remote address (IPv4 as v4-mapped, network order), then
@@ -59,6 +60,7 @@ def decode(answers: Sequence[Answer], netns: int) -> NDArray[Any]:
     words = messages["cookie"].astype(np.uint64)
     rows["cookie"] = words[:, 0] | words[:, 1] << np.uint64(32)
     rows["netns"], rows["state"] = netns, messages["state"]
+    rows["uid"] = messages["uid"]
     rows["ends"][:, :4] = _mapped(messages)
     rows["ends"][:, 4] = messages["ports"]
     cgroup, cgroup_bytes = (values[full] for values in found[CGROUP])
@@ -84,6 +86,8 @@ def choose_sockets(
         keep &= np.isin(rows["netns"], _u64(space.cookie for space in filters.namespaces))
     if filters.cgroups:
         keep &= np.isin(rows["cgroup"], _u64(cgroups))
+    if filters.users:
+        keep &= np.isin(rows["uid"], _u64(filters.users))
     ports = rows["ends"][:, 4]
     local, remote = ports >> np.uint64(16), ports & np.uint64(0xFFFF)
     if filters.flags & (Flag.PORTS | Flag.LOCAL | Flag.REMOTE | Flag.PAIRS):

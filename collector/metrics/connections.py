@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.collector.metrics.owners import Find, Owners, unknown
 from tcpkmon.collector.metrics.shown import SHOWN, Chosen
 from tcpkmon.collector.metrics.tcp_meter import ESTABLISHED, SYN_SENT, SYNCHRONIZED, segments_of
 
@@ -41,8 +42,8 @@ _TOTALS = np.dtype(
 0 unknown."""
 _KEPT = frozenset((
     *SHOWN, *(name for counter in _COUNTERS for name in counter[1:]), "comm", "laddr", "raddr",
-    "netns", "conn_id", "location", "callvalue", "time_ns", "seg_ack", "seg_seq", "seg_len",
-    "total_retrans",
+    "netns", "cgroup", "conn_id", "location", "callvalue", "time_ns", "seg_ack", "seg_seq",
+    "seg_len", "total_retrans",
 ))  # fmt: skip
 RATE_S = 0.5
 """Rates are over at least this time."""
@@ -51,12 +52,15 @@ HELD_S = 5.0
 
 
 class Connections:
-    """The table. dtype: of a record, with conn_id and state. locations: numbers by name. most: its
-    rows, which take memory once they were used."""
+    """The table. dtype: of a record, with conn_id and state. locations: numbers by name. find: see
+    Owners; there are some where the records have ids of control groups. most: its rows, which take
+    memory once they were used."""
 
     def __init__(
-        self, dtype: np.dtype[Any], locations: Mapping[str, int], now_s: float, most: int = MOST
-    ) -> None:
+        self, dtype: np.dtype[Any], locations: Mapping[str, int], now_s: float,
+        find: Find = unknown, most: int = MOST,
+    ) -> None:  # fmt: skip
+        self.owners = Owners(find) if "cgroup" in (dtype.names or ()) else None
         self._most = most
         self._retransmit, self._destroy = locations["RETRANSMIT"], locations["DESTROY"]
         self._state_change = locations["STATE_CHANGE"]
@@ -165,7 +169,10 @@ class Connections:
         segments = np.zeros(len(order), np.int64)
         segments[again] = segments_of(entries[order[again]])
         sums = np.r_[0, np.cumsum(segments)]
-        self._totals["retransmits"][slots] += sums[ends] - sums[starts]
+        again_by = sums[ends] - sums[starts]
+        self._totals["retransmits"][slots] += again_by
+        if self.owners is not None:
+            self.owners.add("retransmits", entries["cgroup"][order[ends - 1]], again_by)
         self._count_opened(entries, order, starts, ends, slots)
         # The first and last record of each connection in which its counters mean something.
         means = np.isin(entries["state"][order], SYNCHRONIZED)
@@ -181,6 +188,8 @@ class Connections:
             grown = np.maximum(grown, 0)
             if total in (_TOTALS.names or ()):
                 self._totals[total][slots] += grown
+                if self.owners is not None:
+                    self.owners.add(total, entries["cgroup"][last], grown)
             self.sums[total] += int(grown.sum(dtype=np.int64))
         self._totals["known"][slots] = True
 

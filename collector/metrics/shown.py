@@ -14,7 +14,8 @@ import numpy as np
 from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
-from tcpkmon.collector.metrics.words import GROUP_SORTS, STATES
+from tcpkmon.collector.metrics.owners import Find, unknown
+from tcpkmon.collector.metrics.words import GROUP_SORTS, OWNERS, STATES
 from tcpkmon.formats.base.errors import TcpkmonError
 from tcpkmon.formats.base.text import address_of, text_of
 
@@ -26,7 +27,7 @@ SHOWN = (
 _RATES = ("acked_rate", "received_rate", "retransmits_rate", "opened_rate", "closed_rate")
 _TOLD = ("id", "acked", "received", "retransmits", *_RATES)
 _NEEDED = {"port": ("lport", "rport"), "peer": ("raddr",), "process": ("comm",),
-           "command": ("comm",)}  # fmt: skip
+           "command": ("comm",), **{by: ("cgroup",) for by in OWNERS}}  # fmt: skip
 _LOCAL = 1 << 16
 _V4_MAPPED = bytes(10) + b"\xff\xff"
 
@@ -65,8 +66,9 @@ def groupings(rows: Rows) -> list[str]:
     return [by for by, needed in _NEEDED.items() if names.issuperset(needed)]
 
 
-def wanted(rows: Rows, text: str) -> NDArray[np.bool_]:
-    """(n,) which rows have this text in their addresses, ports, state or owner.
+def wanted(rows: Rows, text: str, find: Find = unknown) -> NDArray[np.bool_]:
+    """(n,) which rows have this text in their addresses, ports, state, owner, unit, container or
+    pod.
 
     The capture's process asks it of all connections, so each part is looked at once for each value
     that it has: the text is in an address, in a port, or in the end of one and the other's begin.
@@ -83,6 +85,11 @@ def wanted(rows: Rows, text: str) -> NDArray[np.bool_]:
     if "comm" in names and len(rows):
         firsts, at = _distinct(rows[[name for name in ("pid", "comm") if name in names]])
         found |= np.array([text in one.lower() for one in _owners(rows[firsts])])[at]
+    if "cgroup" in names and len(rows):
+        numbers, at = np.unique(rows["cgroup"], return_inverse=True)
+        owners = [[getattr(group, by).lower() for by in OWNERS] if group is not None else []
+                  for group in map(find, numbers.tolist())]  # fmt: skip
+        found |= np.array([any(text in one for one in some) for some in owners])[at]
     return found
 
 
@@ -129,7 +136,9 @@ def _distinct(values: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return firsts, which
 
 
-def first(totals: Rows, rows: Rows, sort: str, most: int) -> dict[str, list[Any]]:
+def first(
+    totals: Rows, rows: Rows, sort: str, most: int, find: Find = unknown
+) -> dict[str, list[Any]]:
     """The first connections by a key of SORTS, the largest first: a list for each column."""
     names = rows.dtype.names or ()
     keys = _keys(totals, sort) if sort not in names else rows[sort]
@@ -140,12 +149,22 @@ def first(totals: Rows, rows: Rows, sort: str, most: int) -> dict[str, list[Any]
     found |= {name: _texts(rows[name], address_of) for name in ("laddr", "raddr") if name in names}
     if "comm" in names:
         found["comm"] = _texts(rows["comm"], text_of)
+    if "cgroup" in names:
+        found |= {by: owners_of(rows, by, find) for by in OWNERS}
     return found
 
 
+def owners_of(rows: Rows, by: str, find: Find) -> list[str]:
+    """The unit, container or pod of each row; empty where it has none, or nobody knows."""
+    numbers = rows["cgroup"].tolist()
+    known = {number: getattr(find(number), by, "") for number in set(numbers)}
+    return [known[number] for number in numbers]
+
+
 def groups(
-    totals: Rows, rows: Rows, is_open: NDArray[np.bool_], by: str, sort: str, most: int
-) -> dict[str, list[Any]]:
+    totals: Rows, rows: Rows, is_open: NDArray[np.bool_], by: str, sort: str, most: int,
+    find: Find = unknown,
+) -> dict[str, list[Any]]:  # fmt: skip
     """The first groups by a key of GROUP_SORTS, the largest first: a list for each column.
 
     is_open: (n,) of the connections. TcpkmonError where a column is missing.
@@ -153,9 +172,9 @@ def groups(
     if by not in groupings(rows):
         lacking = " and ".join(_NEEDED[by])
         raise TcpkmonError(
-            f"groups by {by} need the column {lacking}", "collect --columns default,pid,comm"
+            f"groups by {by} need the column {lacking}", "collect --columns default,pid,comm,cgroup"
         )
-    keys = _keys_of(totals, rows, by)
+    keys = _keys_of(totals, rows, by, find)
     _, firsts, inverse = np.unique(keys, return_index=True, return_inverse=True)
     inverse = inverse.reshape(-1)
     count = len(firsts)
@@ -171,7 +190,7 @@ def groups(
     chosen = np.argsort(-values, kind="stable")[:most]
     told = {name: found[name][chosen].tolist() for name in found.dtype.names or ()}
     at = firsts[chosen]
-    return {"group": _labels(keys[at], rows[at], by), **told}
+    return {"group": _labels(keys[at], rows[at], by, find), **told}
 
 
 def _keys(totals: Rows, sort: str) -> NDArray[Any]:
@@ -184,12 +203,16 @@ def _keys(totals: Rows, sort: str) -> NDArray[Any]:
     return values
 
 
-def _keys_of(totals: Rows, rows: Rows, by: str) -> Rows:
+def _keys_of(totals: Rows, rows: Rows, by: str, find: Find) -> Rows:
     """(n,) a value for each row: rows of one group have the same."""
     if by == "peer":
         return _opaque(rows["raddr"])
     if by == "command":
         return _opaque(rows["comm"])
+    if by in OWNERS:
+        texts = owners_of(rows, by, find)
+        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        return np.array([places[text] for text in texts], np.int64)
     if by == "process":
         names = [name for name in ("pid", "comm") if name in (rows.dtype.names or ())]
         packed = np.zeros(len(rows), [(name, rows.dtype[name]) for name in names])
@@ -202,9 +225,11 @@ def _keys_of(totals: Rows, rows: Rows, by: str) -> Rows:
     return np.where(is_local, local | _LOCAL, remote)
 
 
-def _labels(keys: Rows, rows: Rows, by: str) -> list[str]:
+def _labels(keys: Rows, rows: Rows, by: str, find: Find) -> list[str]:
     if by == "peer":
         return _texts(rows["raddr"], address_of)
+    if by in OWNERS:
+        return [name or "-" for name in owners_of(rows, by, find)]
     if by == "process":
         return _owners(rows)
     if by == "command":

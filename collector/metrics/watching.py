@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tcpkmon.collector.metrics import shown
 from tcpkmon.collector.metrics.connections import LIMITED, Connections
+from tcpkmon.collector.metrics.owners import Find, unknown
 from tcpkmon.collector.metrics.tcp_meter import TcpMeter
 from tcpkmon.collector.plan.columns import Layout, locations_of
 from tcpkmon.formats.base.control import EXISTING, Loss, words_view
@@ -39,17 +40,18 @@ def watch(
     show: Callable[[NDArray[Any]], None] | None = None,
     raw: bool = False,
     ways: Mapping[str, object] | None = None,
+    find: Find = unknown,
     most: int | None = None,
 ) -> Watching:
     """Of a capture with this layout of the schema tcp; None: it has none, or not in one order.
 
-    raw: it gets rows as in the rings. ways: how each location is attached, by name. most: how many
-    connections are remembered, if not as many as usual.
+    raw: it gets rows as in the rings. ways: how each location is attached, by name. find: the
+    control group of an id. most: how many connections are remembered, if not as many as usual.
     """
     if layout is None:
         return Watching(None, {}, show=show)
     dtype = _raw(layout.dtype) if raw else layout.dtype
-    return Watching(dtype, locations_of(layout.schema), at_once, show, ways, most)
+    return Watching(dtype, locations_of(layout.schema), at_once, show, ways, find, most)
 
 
 class Watching:
@@ -66,8 +68,10 @@ class Watching:
         at_once: bool = False,
         show: Callable[[NDArray[Any]], None] | None = None,
         ways: Mapping[str, object] | None = None,
+        find: Find = unknown,
         most: int | None = None,
     ) -> None:
+        self._find = find
         self._dtype, self._most = dtype, most
         names = set((dtype.names or ()) if dtype is not None else ())
         self._has_connections = {"conn_id", "state"} <= names
@@ -118,6 +122,8 @@ class Watching:
             stored = LIMITED if LIMITED.keys() <= sums.keys() else ()  # busy alone says little
             told["limited"] = {name: sums[name] / 1e6 for name in stored}
             told["connections"] = len(self._table)
+            if (owners := self._table.owners) is not None:
+                told["owners"] = owners.told(self._table.values("cgroup", self._table.slots()))
         return {**told, "counting_s": self._spent_ns / 1e9, "error": self._error}
 
     def top(self, sort: str, most: int, by: str = "", wanted: str = "") -> dict[str, Any]:
@@ -137,7 +143,7 @@ class Watching:
         self._table.rate(time.monotonic())
         totals, rows, is_open = self._table.shown()
         if wanted:
-            chosen = np.flatnonzero(shown.wanted(rows, wanted))
+            chosen = np.flatnonzero(shown.wanted(rows, wanted, self._find))
             totals, rows, is_open = totals.of(chosen), rows.of(chosen), is_open[chosen]
         found = {
             "connections": int(is_open.sum()),
@@ -147,8 +153,9 @@ class Watching:
             "groups": shown.groupings(rows),
         }
         if by:
-            return {**found, "rows": shown.groups(totals, rows, is_open, by, sort, most)}
-        return {**found, "rows": shown.first(totals, rows, sort, most)}
+            of_them = shown.groups(totals, rows, is_open, by, sort, most, self._find)
+            return {**found, "rows": of_them}
+        return {**found, "rows": shown.first(totals, rows, sort, most, self._find)}
 
     def table(self) -> Connections:
         """The connections that are counted. TcpkmonError where there are none."""
@@ -161,8 +168,9 @@ class Watching:
             most = {} if self._most is None else {"most": self._most}
             self._meter = TcpMeter(self._locations, **most)
             if self._has_connections:
+                now_s = time.monotonic()
                 self._table = Connections(
-                    self._dtype, self._locations, time.monotonic(), **most
+                    self._dtype, self._locations, now_s, self._find, **most
                 )
 
     def _add(

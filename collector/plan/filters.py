@@ -3,7 +3,7 @@
 
 --syscalls is for the schema syscall (syscall_choice.py), all others for the schema tcp: a
 connection passes if one of the given port filters matches (--ports, -L, -D, --pair), and if each
-given filter by address, family, network namespace, cgroup and process matches too.
+given filter by address, family, network namespace, cgroup, process and user matches too.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class Flag(IntFlag):
     NETNS = 128
     CGROUP = 256
     PID = 512
+    USER = 1024
 
 
 def _few(option: str, values: Sequence[Any], most: int) -> list[Any]:
@@ -229,7 +230,7 @@ class Filters(Named):
         given = (
             self.ports, self.local_ports, self.remote_ports, self.pairs, self.addresses,
             self.family == 4, self.family == 6, self.namespaces, self.cgroups or self.by_name,
-            self.pids or self.follow,
+            self.pids or self.follow, self.users,
         )  # fmt: skip
         return Flag(sum(flag for flag, value in zip(Flag, given, strict=True) if value))
 
@@ -252,6 +253,7 @@ class Filters(Named):
             "filter_netns": [(struct.pack("=Q", space.cookie), one) for space in self.namespaces],
             "filter_cgroups": [(struct.pack("=Q", cgroup.id), one) for cgroup in self.cgroups],
             PIDS: [(struct.pack("=I", pid), one) for pid in self.pids],
+            "filter_users": [(struct.pack("=I", user), one) for user in self.users],
             LEFT_OUT: left_out(self.syscalls),
             # Last: a filter is in force only when its values are in the maps.
             FILTER_MAP: [(struct.pack("=I", 0), struct.pack("=II", self.flags, level))],
@@ -268,7 +270,7 @@ class Filters(Named):
     def accepts(self, local: Address, local_port: int, remote: Address, remote_port: int) -> bool:
         """Whether this connection passes the filters by port, address and family, as in BPF.
 
-        For sockets found by sock_diag. The caller checks namespace, cgroup and process.
+        For sockets found by sock_diag. The caller checks namespace, cgroup, process and user.
         """
         if (self.ports or self.local_ports or self.remote_ports or self.pairs) and not (
             local_port in self.ports

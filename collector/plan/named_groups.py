@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The filters by unit, container and pod: decides on a control group by its names."""
+"""The filters by unit, container, pod and user: decides on a control group by its names."""
 
 from __future__ import annotations
 
+import pwd
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -16,6 +18,8 @@ GROUP_MADE = "group_made"
 """The program that tells of new control groups (groups.h)."""
 GROUPS_BY_NAME = 0xFFFFFFFF
 """The level of filter_settings with which filter_cgroups has what is known of each group."""
+NO_USER = 0xFFFFFFFF
+"""No socket's user."""
 _MOST_PATTERNS, _MOST_CHARACTERS = 64, 512
 
 
@@ -28,7 +32,26 @@ def _patterns(name: str, values: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(values))
 
 
+def _users(name: str, values: Any) -> tuple[int, ...]:
+    if len(values) > _MOST_PATTERNS:
+        raise UsageError(f"{name}: {len(values):,} of them", f"at most {_MOST_PATTERNS} fit")
+    return tuple(dict.fromkeys(_user(name, text) for text in values))
+
+
+def _user(name: str, text: str) -> int:
+    if re.fullmatch(r"[0-9]{1,10}", text):
+        if int(text) < NO_USER:
+            return int(text)
+    elif text.isprintable() and "\0" not in text:
+        try:
+            return pwd.getpwnam(text).pw_uid
+        except (KeyError, UnicodeError):
+            pass
+    raise UsageError(f"{name}: no user '{text[:80]}'", "a name of /etc/passwd, or a number")
+
+
 _PATTERNS = replace(SEVERAL, make=_patterns)
+_USERS = replace(SEVERAL, make=_users)
 
 
 @dataclass(frozen=True)
@@ -43,6 +66,9 @@ class Named:
         "--container NAME", _PATTERNS, "Sockets of this container: its name or id.", True)
     pods: tuple[str, ...] = option(
         "--pod NAMESPACE/NAME", _PATTERNS, "Sockets of this pod, as shop/cart-*.", True)
+    users: tuple[int, ...] = option(
+        "--user NAME", _USERS, "Sockets of this user: a name or a number.", True, live=True)
+    """By number."""
     # fmt: on
 
     @property

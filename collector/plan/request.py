@@ -87,7 +87,7 @@ class Request:
         "Record what a schema has for this option too (magnet: TCP's state, IP header).", True)
     connections: int = option(
         "--connections N", number(1, 1 << 24), "So many connections have an identity at a time, "
-        "160 bytes of kernel memory each; records of more are lost, and counted. Above the default "
+        "152 bytes of kernel memory each; records of more are lost, and counted. Above the default "
         "also how many top, metrics and rotation remember.", True, default=1 << 17, shown=True)
     limits: tuple[tuple[str, int], ...] = option(
         "--limit EVENT=N", LIMITS, "Record at most N of this event a second and CPU.", "limits",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the names of containers and pods in what their managers keep in files: no daemon is asked.
 
-The files of Docker and Podman are root's. A process with the right to read them, and none else,
-opens them and reads nothing; who reads them has given up all rights of root. Of kubelet's folders
-the names of files tell enough.
+The files of Docker, Podman and containerd are root's. A process with the right to read them, and
+none else, opens them and reads nothing; who reads them has given up all rights of root. Of the
+folders of kubelet and machined the names of files tell enough.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ from tcpkmon.formats.base.group_names import Group
 
 DOCKER = Path("/var/lib/docker/containers")
 PODMAN = Path("/var/lib/containers/storage/overlay-containers/containers.json")
+CONTAINERD = Path("/run/containerd/io.containerd.runtime.v2.task")
+"""A folder for each of its namespaces, in it one for each container, with its OCI bundle."""
+_SPACES = ("k8s.io", "default")
+MACHINES = Path("/run/systemd/machines")
 POD_LOGS = Path("/var/log/pods")
 CONTAINER_LOGS = Path("/var/log/containers")
-OF_DOCKER, OF_PODMAN = 0, 1
+OF_DOCKER, OF_PODMAN, OF_CONTAINERD = 0, 1, 2
 Opener = Callable[[int, bytes], int]
 _MOST_BYTES = 4 << 20
 _MOST_FILES = 16384
@@ -36,20 +40,23 @@ _LOG = re.compile(r"(?P<pod>[^_]+)_(?P<space>[^_]+)_(?P<name>.+)-(?P<id>[0-9a-f]
 
 
 def open_for_names(which: int, data: bytes) -> int:
-    """A descriptor of Docker's file of a container (data: its id), or of Podman's of all. The file
-    and the folders above are root's and no links: TcpkmonError."""
+    """A descriptor of Docker's or containerd's file of a container (data: its id), or of Podman's
+    of all. The file and the folders above are root's and no links: TcpkmonError."""
     path = PODMAN
-    if which == OF_DOCKER:
+    if which != OF_PODMAN:
         number = data.decode("ascii", "replace")
         if not _ID.fullmatch(number):
             raise ValueError("no container has such an id")
         path = DOCKER / number / "config.v2.json"
+    if which == OF_CONTAINERD:
+        paths = [CONTAINERD / space / number / "config.json" for space in _SPACES]
+        path = next((one for one in paths if one.is_file()), paths[0])
     return open_trusted(path, "it names containers", "only root may write it")
 
 
 def has_managers() -> bool:
-    """Whether Docker or Podman keeps containers here."""
-    return DOCKER.is_dir() or PODMAN.parent.is_dir()
+    """Whether Docker, Podman or containerd keeps containers here."""
+    return DOCKER.is_dir() or PODMAN.parent.is_dir() or CONTAINERD.is_dir()
 
 
 class Names:
@@ -66,9 +73,13 @@ class Names:
                 found = self._read(OF_DOCKER, group.container_id, read_docker)
             elif group.runtime == "podman":
                 found = self._read(OF_PODMAN, group.container_id, read_podman)
+            elif group.runtime != "cri-o":
+                found = self._read(OF_CONTAINERD, group.container_id, read_containerd)
             found = found or from_container_logs(group.container_id)
         if group.pod_uid and "pod" not in found:
             found |= from_pod_logs(group.pod_uid)
+        if not group.container:
+            found |= from_machines(group.unit, MACHINES)
         return replace(group, **found)
 
     def _read(
@@ -98,6 +109,26 @@ def read_podman(told: Any, number: str) -> dict[str, str]:
             names = one.get("names") or [""]
             metadata = json.loads(one.get("metadata") or "{}")
             return _names(container=names[0], image=metadata.get("image-name"))
+    return {}
+
+
+def read_containerd(told: Any, number: str) -> dict[str, str]:
+    """Of an OCI bundle's config.json: the annotations of containerd's CRI, or of nerdctl."""
+    notes = told.get("annotations") or {}
+    cri = {name: notes.get(f"io.kubernetes.cri.{name}") for name in (
+        "container-name", "sandbox-name", "sandbox-namespace", "image-name")}  # fmt: skip
+    space, pod = cri["sandbox-namespace"], cri["sandbox-name"]
+    return _names(
+        container=cri["container-name"] or notes.get("nerdctl/name"), image=cri["image-name"],
+        pod=f"{space}/{pod}" if isinstance(space, str) and isinstance(pod, str) else None,
+    )  # fmt: skip
+
+
+def from_machines(unit: str, folder: Path = MACHINES) -> dict[str, str]:
+    """Of /run/systemd/machines/unit:UNIT, machined's link to the machine that runs in a unit."""
+    with suppress(OSError, ValueError):
+        if unit.endswith((".service", ".scope")):
+            return _names(container=os.readlink(folder / f"unit:{unit}"), runtime="machined")
     return {}
 
 

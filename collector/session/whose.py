@@ -34,7 +34,8 @@ _U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
 _MADE = struct.Struct("=Q504s")
 """struct group_made."""
 _ROOM = 256
-_TRIES = 10
+_TRIES, _TRIES_OF_MACHINES = 10, 2
+"""How often a name is looked for; any service may be that of a machine."""
 _CHOSEN = "filter_cgroups"
 
 
@@ -60,6 +61,10 @@ class Whose:
         self.names: Names | None = None
         """None while this process has rights of root: it must not read what others wrote."""
         self.unknown = 0
+
+    def get(self, number: int) -> Group | None:
+        """The group of this id, if it is known now."""
+        return self._found.get(number)
 
     def begin(self) -> dict[str, Any]:
         """Those that exist now, for the settings of the header. Call it before the switch-on."""
@@ -95,9 +100,10 @@ class Whose:
         for number in list(self._unnamed):
             group = names.of(self._found[number])
             self._unnamed[number] -= 1
-            if group.is_named or not self._unnamed[number]:
+            if (group.is_named and group.container) or not self._unnamed[number]:
                 del self._unnamed[number]
-            if group != self._found[number] or number not in self._unnamed:
+            is_over = number not in self._unnamed and not group.is_named
+            if group != self._found[number] or is_over:
                 self._found[number], told = group, group.told()
                 self._size += sum(map(len, told.values()))
                 self._size -= sum(map(len, self._told[str(number)].values()))
@@ -162,8 +168,8 @@ class Whose:
                 return []
         self._found[number], self._told[str(number)] = group, told
         self._size += size
-        if not group.is_named:
-            self._unnamed[number] = _TRIES
+        if not group.is_named or (not group.container and group.unit.endswith(".service")):
+            self._unnamed[number] = _TRIES if not group.is_named else _TRIES_OF_MACHINES
         self._decide(number, group)
         return [number]
 

@@ -35,6 +35,7 @@ __all__ = [
     "Stall",
     "Statistics",
     "beside",
+    "bisecting",
     "check",
     "collapse_stacks",
     "conform",

@@ -229,7 +229,7 @@ _RULES: dict[str, Callable[[Who, Any], Any]] = {
     "filters": _table(
         ports=_ports, local_ports=_ports, remote_ports=_ports, pairs=_ports, addresses=_networks,
         family=_same, namespaces=_text("names"), cgroups=_text("cgroups"), pids=_numbers,
-        follow=_same, syscalls=plain,
+        follow=_same, syscalls=plain, users=_list(_users),
     ),
     "namespaces": _text("names"), "schemata": plain, "data": _same, "columns": plain,
     "locations": plain, "missing_locations": plain, "unproven": plain, "unseen": plain,

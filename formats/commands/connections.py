@@ -20,6 +20,10 @@ _SHOWN = ("start", "laddr", "lport", "raddr", "rport", "role", "end_reason", "du
           "bytes_received", "goodput_mean", "retransmissions", "srtt_p50_us", "main_limit",
           "main_share", "proven")  # fmt: skip
 
+_WHOLE = ("token", "peer_token", "laddr", "lport", "raddr", "rport", "role", "subflows", "conn_ids",
+          "duration_us", "bytes_sent", "bytes_received", "reinjected", "timer_retrans",
+          "proven")  # fmt: skip
+
 
 @click.command("connections")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
@@ -36,6 +40,8 @@ _SHOWN = ("start", "laddr", "lport", "raddr", "rport", "role", "end_reason", "du
 @click.option("-o", "--output", metavar="OUT", type=click.Path(readable=False, path_type=Path),
               help="Write to this file.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
+@click.option("--mptcp", is_flag=True,
+              help="In their place the MPTCP connections above them, a row each.")
 def command(
     files: tuple[Path, ...],
     ports: tuple[str, ...],
@@ -46,6 +52,7 @@ def command(
     form: str | None,
     output: Path | None,
     force: bool,
+    mptcp: bool,
 ) -> int:
     """List the connections of captures of the schema tcp, a row each.
 
@@ -53,7 +60,7 @@ def command(
     Segments of a capture are read as one; with other files the first column is the file. Exit code
     3: records were lost, or the end is unknown; the columns lost_records and proven say where.
     """
-    from tcpkmon.formats.analysis.why import choose, write
+    from tcpkmon.formats.analysis.why import choose, wholes, write
     from tcpkmon.formats.base.table_text import form_of
 
     if columns == "help":
@@ -64,12 +71,14 @@ def command(
     table, code = _read(files)
     table = chosen(table)
     chosen.check()
+    if mptcp:
+        table = wholes(table)
     wanted = [name.strip() for name in (columns or "").split(",") if name.strip()]
     if not wanted and form == "table" and output is None:
-        shown = ("file", *_SHOWN[:5], "comm", *_SHOWN[5:])
+        shown = _WHOLE if mptcp else ("file", *_SHOWN[:5], *_IF_TOLD[1:], *_SHOWN[5:])
         wanted = [name for name in shown if name in table and _is_told(name, table)]
-    write("connections", choose(table, [] if wanted == ["all"] else wanted, sort), form, output,
-          force, names or "")  # fmt: skip
+    table = choose(table, [] if wanted == ["all"] else wanted, sort)
+    write("mptcp" if mptcp else "connections", table, form, output, force, names or "")
     return code
 
 
@@ -91,7 +100,7 @@ def _read(files: tuple[Path, ...]) -> tuple[dict[str, Any], int]:
     return {name: np.concatenate([one[name] for one in tables]) for name in tables[0]}, code
 
 
-_IF_TOLD = ("start", "comm")
+_IF_TOLD = ("start", "comm", "unit", "container", "pod", "protocols")
 
 
 def _is_told(name: str, table: dict[str, Any]) -> bool:

@@ -12,7 +12,6 @@ import click
 from tcpkmon.formats.base.cli import say, use_colours
 from tcpkmon.formats.base.errors import Errors, FileError, LossError, UsageError
 from tcpkmon.formats.base.files import already_there
-from tcpkmon.formats.schema import suggest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,7 +72,7 @@ def command(
     with errors.caught():
         chosen = None if where is None else parse_where(where)
     with errors.caught():
-        wanted = _metrics(metrics)
+        wanted = diff.parse_metrics(metrics)
     with errors.caught():
         _check_output(output, force)
     with errors.caught():
@@ -113,16 +112,6 @@ def _check_output(output: Path | None, force: bool) -> None:
         raise already_there(output)
     if not output.parent.is_dir():
         raise FileError(f"{output} cannot be written: there is no folder {output.parent}")
-
-
-def _metrics(text: str | None) -> list[str]:
-    from tcpkmon.formats.analysis.diff import BY_NAME
-
-    names = [name.strip() for name in (text or "").split(",") if name.strip()]
-    unknown = [f"{name}{suggest(name, BY_NAME)}" for name in names if name not in BY_NAME]
-    if unknown:
-        raise UsageError(f"no metric {', '.join(unknown)}", "--metrics help lists them")
-    return names
 
 
 def _list_metrics() -> None:

@@ -38,8 +38,8 @@ _NUMBERS = re.compile(r"\S*\d\S*( (%|[kMG]?B|[um]?s|[kMG]?bit/s)(?![A-Za-z]))?")
               help="Also the intervals: from when until when each limit held, and the values that "
               "decided.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON: an object with `connections`.")
-@click.option("--by", type=click.Choice(["unit", "container", "pod"]),
-              help="Sums for each unit, container or pod in place of verdicts.")
+@click.option("--by", type=click.Choice(["unit", "container", "pod", "uid"]),
+              help="Sums for each unit, container, pod or user (its number) in place of verdicts.")
 @click.option("--intervals", is_flag=True,
               help="The table of intervals, as a table or a file (-o), in place of verdicts.")
 @click.option("-o", "--output", metavar="OUT", type=click.Path(readable=False, path_type=Path),
@@ -76,6 +76,7 @@ def command(
         row_of,
         rows_of,
         tables,
+        tell_wholes,
         together,
         waits,
     )
@@ -92,6 +93,7 @@ def command(
         return _tell_owners(files, chosen, by, most, as_json)
 
     told = _Listed("connections")
+    above: list[dict[str, Any]] = []
     codes, captures = [0], group(files)
     for paths in captures:
         with Source(*paths) as source:
@@ -108,6 +110,11 @@ def command(
             lines.setdefault(wait.conn_id, []).append(str(wait))
         order = np.arange(len(table["conn_id"])) if sort else by_bytes(table)
         said = table["conn_id"][order if as_json else order[:most]]
+        for whole_row, texts in tell_wholes(table):
+            (plain,) = rows_of({name: np.array([one]) for name, one in whole_row.items()})
+            above.append(plain | {"verdict": texts})
+            if not as_json:
+                click.echo(for_terminal("\n    ".join(texts)))
         explaining = Explaining(paths, whole, said)
         if as_json:
             rows = rows_of({name: values[order] for name, values in table.items()})
@@ -131,7 +138,7 @@ def command(
             click.echo("no such connection in this capture" if ports or where else
                        "no connection in this capture")  # fmt: skip
     if as_json:
-        told.end()
+        told.end({"mptcp": above} if above else {})
     return max(codes)
 
 
@@ -148,8 +155,12 @@ class _Listed:
         sys.stdout.write(f"{begin}\n    {text}")
         self._count += 1
 
-    def end(self) -> None:
-        click.echo("\n  ]\n}" if self._count else json.dumps({self._key: []}, indent=2))
+    def end(self, more: dict[str, Any]) -> None:
+        """Print the end. more: what the object has behind the list."""
+        if not self._count:
+            click.echo(json.dumps({self._key: [], **more}, indent=2))
+            return
+        click.echo(f"\n  ],{json.dumps(more, indent=2)[1:]}" if more else "\n  ]\n}")
 
 
 def _tell_owners(

@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thins a curve: for each pixel column it keeps the first, last, least and greatest value.
-
-    index      0 1 2 3 4 | 5 6 7
-    value      2 3 4 1 3 | 2 3 2
-    column     0 0 0 0 0 | 1 1 1      starts: 0, 5
-    kept       2 1 4   3 | 2 3 2      the least and the greatest one at the time of the first
-"""
+"""Collects the points of a curve, and thins them: for each pixel column it keeps the first, last,
+least and greatest value."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tcpkmon.formats.base.thinning import bins_of, starts_of
+from tcpkmon.formats.base.thinning import bins_of, thin
 from tcpkmon.formats.pmgraph.arrays import Array
 
 _KEPT_PER_BIN = 4
@@ -25,17 +20,8 @@ def reduce_points(
 
     times: (n,) seconds, ascending, within limits. values: (n,).
     """
-    starts = starts_of(bins_of(times, *limits, bins))
-    lasts = np.r_[starts[1:], len(times)] - 1
-    first, last = values[starts], values[lasts]
-    least, most = (extreme.reduceat(values, starts) for extreme in (np.minimum, np.maximum))
-    kept = np.ones((len(starts), _KEPT_PER_BIN), np.bool_)
-    kept[:, 1] = least < np.minimum(first, last)
-    kept[:, 2] = most > np.maximum(first, last)
-    kept[:, 3] = lasts > starts
-    at = times[starts]
-    return (np.stack([at, at, at, times[lasts]], axis=1)[kept],
-            np.stack([first, least, most, last], axis=1)[kept])  # fmt: skip
+    kept = thin(bins_of(times, *limits, bins), values[None])
+    return times[kept], values[kept]
 
 
 class Curve:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tcpkmon.formats.analysis.exchanges import EXCHANGES
 from tcpkmon.formats.analysis.latency import COLUMNS, PART_COLUMNS
-from tcpkmon.formats.analysis.why import CONNECTIONS, INTERVALS
+from tcpkmon.formats.analysis.why import CONNECTIONS, INTERVALS, WHOLES
 from tcpkmon.formats.schema import Event, Schema
 from tcpkmon.formats.tables.column import TIME, Column, declared, lines
 from tcpkmon.formats.verify import CAUSES
@@ -108,6 +108,7 @@ def _of(declarations: Iterable[Any]) -> tuple[Column, ...]:
 SHIPPED: dict[str, tuple[str, tuple[Column, ...]]] = {
     "connections": ("a row for each connection", _of(CONNECTIONS)),
     "intervals": ("a row for each time in which one limit held a connection", _of(INTERVALS)),
+    "mptcp": ("a row for each MPTCP connection above its subflows", _of(WHOLES)),
     "requests": ("a row for each request and its answer", _of(EXCHANGES)),
     "latency": ("a row for each byte range on its way through the layers", LATENCY),
     "groups": ("a row for each control group that the capture tells of", GROUPS),

@@ -38,6 +38,7 @@ _NEEDS = {
     "connections": "the schema tcp with at least the default columns",
     "intervals": "the schema tcp with at least the default columns",
     "groups": "the schema tcp with the column cgroup",
+    "mptcp": "the schema tcp with the column mptcp_token",
     "requests": "the schema tcp with --requests",
     "latency": "the schema magnet: collect --latency",
 }
@@ -119,6 +120,8 @@ def _analyses(reader: Reader) -> dict[str, Callable[[Opened, Sequence[str]], Ite
         found = {"connections": _read_connections, "intervals": _read_intervals}
         if "cgroup" in source.known:
             found["groups"] = _read_groups
+        if "mptcp_token" in source.known:
+            found["mptcp"] = _read_wholes
         if exchanges.make_cutter(source) is not None:
             found["requests"] = _read_requests
     if isinstance(reader, Logs):
@@ -152,6 +155,10 @@ def _logs(opened: Opened) -> Logs:
 
 def _read_connections(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
     yield why.as_arrow(why.connections(opened.reader))
+
+
+def _read_wholes(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
+    yield why.as_arrow(why.wholes(why.connections(opened.reader)))
 
 
 def _read_intervals(opened: Opened, names: Sequence[str]) -> Iterator[Any]:

@@ -86,10 +86,17 @@ def boot_command(release: str, folder: Path, results: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def boot(release: str, folder: Path, tests: Sequence[str], results: Path, until: float) -> str:
-    """Boots, waits, prints a line for each test file; returns what broke, or an empty text."""
+def boot(
+    release: str, folder: Path, tests: Sequence[str], results: Path, until: float, module: str = ""
+) -> str:
+    """Boots, waits, prints a line for each test file; returns what broke, or an empty text.
+
+    module: is run in place of pytest.
+    """
     (results / "compile").mkdir(parents=True)
     (results / "arguments").write_text("".join(f"{test}\n" for test in tests))
+    if module:
+        (results / "module").write_text(module)
     make = arm64.boot_command if arch_of(release) == "arm64" else boot_command
     command = make(release, folder, results)
     with (results / "console.log").open("wb") as console:
@@ -107,7 +114,7 @@ def boot(release: str, folder: Path, tests: Sequence[str], results: Path, until:
     if not broken and not status.exists():
         broken = "the guest ended before its tests did"
     if not broken and status.read_text().strip() not in {"0", "1"}:
-        broken = f"pytest ended with {status.read_text().strip()}"
+        broken = f"{module or 'pytest'} ended with {status.read_text().strip()}"
     return broken
 
 

@@ -86,12 +86,18 @@ def alone() -> Iterator[None]:
         yield
 
 
+def use_tools() -> None:
+    """Sets PATH to what get_tools() has installed."""
+    programs = cache() / "virtme-ng" / "bin"
+    os.environ["PATH"] = f"{programs}:{os.environ.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
+    os.environ.setdefault("HOME", pwd.getpwuid(os.getuid()).pw_dir)
+
+
 def get_tools(machines: Collection[str] = ()) -> None:
     """Installs what is missing, and sets PATH; Failure when that is not possible."""
     if platform.machine() != "x86_64":
         raise Failure(f"the guests are for x86_64, this is {platform.machine()}")
-    os.environ["PATH"] = f"{os.environ.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
-    os.environ.setdefault("HOME", pwd.getpwuid(os.getuid()).pw_dir)
+    use_tools()
     run("bash", str(ROOT / "scripts/setup"), "--tests", capture_output=False)
     needed = PACKAGES | (ARM64_PACKAGES if "arm64" in machines else {})
     missing = [needed[tool] for tool in needed if not (shutil.which(tool) or Path(tool).exists())]
@@ -102,7 +108,6 @@ def get_tools(machines: Collection[str] = ()) -> None:
         refresh_lists()
         run(*APT, "install", "--no-install-recommends", *missing, env=apt_environment())
     programs = cache() / "virtme-ng" / "bin"
-    os.environ["PATH"] = f"{programs}:{os.environ['PATH']}"
     stamp = cache() / "virtme-ng" / "ready"
     if stamp.exists() and stamp.read_text() == VIRTME:
         try:

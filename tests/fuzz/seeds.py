@@ -15,6 +15,8 @@ from pathlib import Path
 
 from tcpkmon.formats.base.changes import ChangeKind
 from tcpkmon.formats.base.control import Change
+from tcpkmon.formats.base.group_names import group_of
+from tcpkmon.formats.base.whose import entries_of, unknown_entry
 from tcpkmon.formats.schema import format_schema, load
 from tests.fuzz import folder_changes, segment_folders
 from tests.unit import psc_samples, segment_capture
@@ -33,7 +35,7 @@ KINDS = (
     "psc", "klogger", "magnet", "packets", "schema", "control", "trigger", "assertion", "fail-if",
     "where",
     "lines", "segments", "folders", "archive", "index",
-    "config", "daemon", "worker", "answer",
+    "config", "daemon", "worker", "answer", "groups",
 )  # fmt: skip
 REQUESTS: tuple[object, ...] = (
     {"op": "status"}, {"op": "enable"}, {"op": "disable", "events": ["SCHEDIN", "NO"]},
@@ -74,12 +76,14 @@ ANSWERS: tuple[object, ...] = (
                      "limit_bytes": 100, "dumps": 1, "dumping": False, "held_back": 0},
         "tcp": {"srtt": _HISTOGRAM, "min_rtt": _HISTOGRAM, "handshake": _HISTOGRAM,
                 "duration": {"active": _HISTOGRAM}, "opened": {"active": 1}, "counting_s": 0.1,
-                "closed": [["active", "fin", 1]], "retransmits": {"rto": 1}},
+                "closed": [["active", "fin", 1]], "retransmits": {"rto": 1},
+                "owners": [["a.service", "shop/cart", 1, 200, 300, 4]]},
     },
     {"pid": 7, "connections": 1, "rows": {
         "id": [1], "lport": [80], "laddr": ["10.0.0.1"], "rport": [5000], "raddr": ["::1"],
         "state": [1], "acked_rate": [5.5], "received_rate": [0], "srtt_us": [100],
         "min_rtt_us": [90], "snd_cwnd_segs": [10], "retransmits": [0], "comm": ["sh"], "pid": [9],
+        "unit": ["a.service"], "container": ["web"], "pod": [""],
     }},
 )  # fmt: skip
 CONFIGS = (
@@ -319,6 +323,17 @@ def _texts(kind: str) -> Iterator[tuple[str, bytes]]:
         for path in sorted((ROOT / "bpf" / "schemata").glob("*.conf")):
             if path.stat().st_size < 6000:
                 yield path.stem, path.read_bytes()
+    elif kind == "groups":
+        web = group_of("/system.slice/docker-" + "0f" * 32 + ".scope", container="web")
+        header = json.dumps({"groups": {"5": web.told(), "unknown": 2}}).encode()
+        for name, group in (("web", web), ("long", group_of("/" + "x" * 300))):
+            entries = [*entries_of(7, group), *unknown_entry(3)]
+            rows = [struct.pack("<11I", one.callvalue(), *one.words()) for one in entries]
+            yield name, header + b"\n" + b"".join(rows)
+        docker = {"ID": "0f" * 32, "Name": "/web", "Config": {"Image": "nginx:1"}}
+        yield "docker", json.dumps(docker).encode()
+        podman = {"id": "0f" * 32, "names": ["app"], "metadata": '{"image-name": "redis:7"}'}
+        yield "podman", json.dumps([podman]).encode()
     elif kind in TEXTS:
         for number, text in enumerate(TEXTS[kind]):
             yield str(number), text.encode()

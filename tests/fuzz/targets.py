@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import socket
+import struct
 import sys
 import tempfile
 import zlib
@@ -866,6 +867,34 @@ def answer(data: bytes) -> None:
     assert not (bad := _CONTROL.search(text.getvalue())), f"not escaped: {bad}"
 
 
+def groups(data: bytes) -> None:
+    """What a file tells of control groups, its settings and then control entries; and the same
+    bytes as a file in which Docker or Podman names containers."""
+    from tcpkmon.collector.session.container_names import Names
+    from tcpkmon.formats.base.group_names import MOST_GROUPS, group_of
+    from tcpkmon.formats.base.whose import MOST_TEXT, Groups, Named
+
+    head, _, rest = data.partition(b"\n")
+    try:
+        settings = json.loads(head)
+    except (ValueError, RecursionError):
+        settings = None
+    found = Groups(settings)
+    for at in range(0, len(rest) - 43, 44):
+        callvalue, *words = struct.unpack_from("<11I", rest, at)
+        found.feed(Named.from_words(callvalue, words))
+    assert len(found) <= 4 * MOST_GROUPS and found.unknown >= 0
+    for _, group in found.items():
+        told = group.told()
+        assert group_of(**told) == group and len(group.path) <= MOST_TEXT
+    path = _stored(data)
+    for name in ("docker-{}.scope", "libpod-{}.scope"):
+        before = group_of("/" + name.format("0f" * 32))
+        after = Names(lambda which, data: os.open(path, os.O_RDONLY)).of(before)
+        assert all(isinstance(one, str) for one in after.told().values())
+        assert after.path == before.path and len(after.container) <= 253
+
+
 def control(data: bytes) -> None:
     """A client sends these bytes: the server answers in JSON or not at all, and lives on."""
     running = _server(os.getpid())
@@ -1003,6 +1032,7 @@ TARGETS = {
     "join-psc": Target("psc", 10, joined_records),
     "schema": Target("schema", 200, schema),
     "control": Target("control", 200, control),
+    "groups": Target("groups", 20, groups),
     "trigger": Target("trigger", 50, trigger),
     "overlapping": Target("psc", 10, overlapping),
     "config": Target("config", 20, config),

@@ -26,6 +26,7 @@ SHAPES = {
     "filter_netns": (HASH, 8, 4, 64, 0),
     "filter_cgroups": (HASH, 8, 4, 64, 0),
     "filter_pids": (HASH, 4, 4, 64, 0),
+    "filter_users": (HASH, 4, 4, 64, 0),
 }
 
 
@@ -44,6 +45,7 @@ def test_the_kernel_takes_every_filter(maps: dict[str, int], lab: Lab) -> None:
         pairs=["1055.5050"],
         namespaces=[lab.a.name],
         pids=[os.getpid()],
+        users=["root", "1000"],
         family=4,
     )
     try:
@@ -62,7 +64,10 @@ def test_the_kernel_takes_every_filter(maps: dict[str, int], lab: Lab) -> None:
     other = struct.pack("=Q", lab.b.namespace.cookie)
     assert bpf.map_lookup(maps["filter_netns"], other, 4) is None
     settings = bpf.map_lookup(maps["filter_settings"], bytes(4), 8)
-    assert settings == struct.pack("=II", 1 | 2 | 8 | 32 | 128 | 512, 0)
+    assert settings == struct.pack("=II", 1 | 2 | 8 | 32 | 128 | 512 | 1024, 0)
+    for user, there in ((0, True), (1000, True), (1, False)):
+        found = bpf.map_lookup(maps["filter_users"], struct.pack("=I", user), 4)
+        assert (found is not None) is there
 
 
 @pytest.mark.parametrize(

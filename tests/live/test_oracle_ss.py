@@ -278,6 +278,9 @@ def test_every_column_says_what_the_application_is_told(tmp_path: Path, lab: Lab
         *("copied_seq", "rcv_wnd", "app_limited", "snd_up", "prior_ssthresh", "high_seq"),
         *("tlp_high_seq", "prr_delivered", "prr_out", "max_window"),
         "cgroup",  # test_filters_live.py
+        "uid",  # test_whose.py
+        *("mptcp_token", "mptcp_sent", "mptcp_received", "mptcp_retrans"),  # test_mptcp_live.py
+        "protocols",  # test_mptcp_live.py
         # test_sender_columns_live.py:
         *("max_packets_out", "rate_delivered", "rate_interval_us", "sk_backlog_bytes"),
         *("sk_tsq_flags", "is_cwnd_limited", "rate_app_limited", "sk_pacing_status", "sk_err"),

@@ -19,7 +19,7 @@ UNIT = """
 After=multi-user.target
 [Service]
 Type=oneshot
-ExecStart=/bin/sh -c 'exec /usr/bin/python3 /service_guest.py >/dev/ttyS1 2>&1'
+ExecStart=/bin/sh -c 'exec /usr/bin/python3 /{program} >/dev/ttyS1 2>&1'
 ExecStopPost=/usr/bin/systemctl poweroff --force
 [Install]
 WantedBy=graphical.target
@@ -45,13 +45,23 @@ def boot(root: Path, disk: Path) -> str:
     return said.read_text(errors="replace")
 
 
-def test_the_service(packages: Path, tmp_path: Path) -> None:
+CONTAINERS = ("podman", "crun", "uidmap", "slirp4netns", "dbus-user-session", "libpam-systemd",
+              "systemd-container", "busybox-static", "kmod")  # fmt: skip
+
+
+@pytest.mark.parametrize(("program", "more"), [("service_guest.py", ()),
+                                               ("units_guest.py", CONTAINERS)])  # fmt: skip
+def test_the_service(
+    packages: Path, tmp_path: Path, program: str, more: tuple[str, ...]
+) -> None:
+    """The service; and whose connections are, of real units and containers."""
     if not shutil.which("qemu-system-x86_64"):
         subprocess.run(["apt-get", "-qq", "-y", "install", "qemu-system-x86"], check=True)
     with make_root(packages, "systemd-sysv", KERNEL, "zstd") as root:
-        run(root, f"apt-get -qq update && {INSTALL} /packages/tcpkmon_*-1_amd64.deb")
-        shutil.copy(Path(__file__).with_name("service_guest.py"), root)
-        (root / "etc/systemd/system/check.service").write_text(UNIT)
+        words = " ".join(("/packages/tcpkmon_*-1_amd64.deb", *more))
+        run(root, f"apt-get -qq update && {INSTALL} {words}")
+        shutil.copy(Path(__file__).with_name(program), root)
+        (root / "etc/systemd/system/check.service").write_text(UNIT.format(program=program))
         run(root, "systemctl set-default graphical.target && systemctl enable check.service")
         shutil.rmtree(root / "packages")
         said = boot(root, tmp_path / "disk")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import time
@@ -22,8 +23,10 @@ from tcpkmon.formats.base.segments import find_segments
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import verify_file
 from tcpkmon.formats.verify.report import Report
+from tests.live.capturing import ROOT
 from tests.live.daemons import Daemon
 from tests.live.faults import FULL, RECEIVE_CALL, Flood, Space, wait_until
+from tests.live.grouped_workload import root_of, run
 
 CAPTURE = """
 [capture.calls]
@@ -90,15 +93,25 @@ def calls_in(paths: list[Path]) -> np.ndarray:
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("file_format", ["psc", "klogger", "arrow"])
+@pytest.mark.parametrize("file_format", ["psc", "klogger", "arrow", "extended"])
 @pytest.mark.parametrize("every", ["1h", "1s"] if FULL else ["1s"])
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_no_record_is_missing(
-    daemon: Daemon, space: Space, every: str, number: int, file_format: str
+    daemon: Daemon, space: Space, own_schema: Path, every: str, number: int, file_format: str
 ) -> None:
+    """extended: a PSC file of a schema that extends tcp."""
     with Flood(space) as flood:
         text = CAPTURE.format(space=space.path, port=flood.port)
-        daemon.configure(text + f"format = '{file_format}'\n" + ROTATION.format(every=every))
+        if file_format == "extended":
+            for path in (ROOT / "docs/examples/wakeups").iterdir():
+                shutil.copy(path, own_schema)
+            text = text.replace('"RECEIVE_CALL"', '"RECEIVE_CALL", "DATA_READY"').replace(
+                '"classic"', '"classic", "pmtu"'
+            )
+            text += f"schemata = ['{own_schema}']\n"
+        else:
+            text += f"format = '{file_format}'\n"
+        daemon.configure(text + ROTATION.format(every=every))
         daemon.start()
         flood.begin(0, rate=10_000)
         took = []
@@ -338,3 +351,57 @@ def test_who_is_killed_while_another_relieves_it(
     wait_until(lambda: all(one.sealed for one in find_segments(folder)), "all are sealed", 20)
     numbers = np.unique(calls_in(daemon.files("calls")))
     assert np.array_equal(numbers, np.arange(made)), (made - len(numbers), daemon.stderr)
+
+
+WHOSE = """
+[capture.calls]
+columns = ["default", "cgroup"]
+ports = {port}
+output = "@/calls"
+"""
+
+
+@pytest.mark.parametrize("file_format", ["psc", "klogger"] if FULL else ["psc"])
+def test_who_goes_on_tells_whose_the_groups_are(daemon: Daemon, file_format: str) -> None:
+    """Groups from before the kill, from the time in which no process looks, and from after it."""
+    root = root_of(Path("/proc/self/mountinfo").read_text())
+    if root is None or not os.access(root, os.W_OK):
+        pytest.skip("no control group of version 2 can be made here")
+    truth: dict[int, str] = {}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def work(name: str) -> None:
+            group = root / f"tcpkmon{os.getpid()}{name}.service"
+            group.mkdir()
+            for one in run(group, port, 5):
+                truth[one] = group.name
+                server.accept()[0].close()
+            wait_until(lambda: _removed(group), "the group is empty", 10)
+
+        daemon.configure(WHOSE.format(port=port) + f"format = '{file_format}'\n")
+        daemon.start()
+        work("before")
+        pid = daemon.status()["calls"]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        work("meanwhile")
+        wait_until(
+            lambda: daemon.status()["calls"]["pid"] not in {pid, None}
+            and daemon.status()["calls"]["state"] == "is attached", "it goes on", 40, 0.01,
+        )  # fmt: skip
+        work("after")
+        assert daemon.finish().code == 0
+    assert "starts anew" not in daemon.stderr
+    (path,) = (daemon.folder / "calls").iterdir()
+    with tcpkmon.open(path) as capture:
+        rows = capture.table("connections").to_pylist()
+    told = {row["lport"]: row["unit"] for row in rows if row["rport"] == port}
+    assert told == truth and len(truth) == 15
+
+
+def _removed(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except OSError:  # its last process is not gone yet
+        return False
+    return True

@@ -26,9 +26,12 @@ SOME = [
     Filters(addresses=(FAR, HERE), pairs=((80, 5001),)),
     Filters(pairs=((443, 80),), family=4),
     Filters(ports=(80,), cgroups=(Cgroup("/a", 7, 1),)),
+    Filters(ports=(80,), users=(0, 1000)),
+    Filters(users=(1000,)),
 ]
 Maps = dict[str, dict[bytes, bytes]]
-LISTED = ("filter_addresses", "filter_cgroups", "filter_pids", "filter_netns")
+LISTED = ("filter_addresses", "filter_cgroups", "filter_pids", "filter_netns",
+          "filter_users")
 
 
 def passes(maps: Maps, local: int, remote: int, listed: set[bytes]) -> bool:
@@ -47,7 +50,8 @@ def passes(maps: Maps, local: int, remote: int, listed: set[bytes]) -> bool:
             or (flags & Flag.PAIRS and pair in maps["filter_pairs"])
         ):
             return False
-    named = {Flag.ADDRESS: "filter_addresses", Flag.CGROUP: "filter_cgroups"}
+    named = {Flag.ADDRESS: "filter_addresses", Flag.CGROUP: "filter_cgroups",
+             Flag.USER: "filter_users"}
     return all(listed & maps[name].keys() for flag, name in named.items() if flags & flag)
 
 
@@ -61,7 +65,7 @@ def test_what_both_pass_is_passed_all_the_while(old: Filters, new: Filters) -> N
         for name in LISTED
         for key in {**maps[name], **wanted[name], b"no": b""}
     ]
-    cases += [(*ports, {*maps["filter_addresses"], *maps["filter_cgroups"]})
+    cases += [(*ports, {*maps["filter_addresses"], *maps["filter_cgroups"], *maps["filter_users"]})
               for ports in product(PORTS, PORTS)]  # fmt: skip
     both = [case for case in cases if passes(maps, *case) and passes(wanted, *case)]
     for name, key, value in steps(old, new):

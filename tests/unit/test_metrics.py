@@ -23,12 +23,14 @@ from tcpkmon.collector.commands.metrics import command, open_listener
 from tcpkmon.collector.commands.openmetrics import make_metrics
 from tcpkmon.collector.metrics.connections import Connections
 from tcpkmon.collector.metrics.histogram import Histogram
+from tcpkmon.collector.metrics.owners import MOST_OWNERS, OTHER, Owners
 from tcpkmon.collector.metrics.request_meter import RequestMeter
 from tcpkmon.collector.metrics.shown import first
 from tcpkmon.collector.metrics.tcp_meter import TcpMeter
 from tcpkmon.collector.metrics.watching import Watching, watch
 from tcpkmon.collector.plan.columns import choose_columns, load_schema, locations_of, make_layout
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.formats.base.group_names import MOST_GROUPS, Group, group_of
 from tests.unit.request_capture import client, entries_of, server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -462,3 +464,43 @@ def test_requests_are_counted_where_calls_are_recorded() -> None:
     plain = Watching(entries.dtype, AT, at_once=True)
     plain.add(without)
     assert "requests" not in plain.metrics()
+
+
+def test_owners_are_bounded_and_never_count_down() -> None:
+    """More groups and units than are kept: sums stay, those that came first keep their rows."""
+    known: dict[int, Group] = {}
+    owners = Owners(known.get)
+    total, last = 0, {}
+    for low in range(0, 3 * MOST_GROUPS, MOST_GROUPS // 2):
+        ids = np.arange(low, low + MOST_GROUPS // 2)
+        known.update({one: group_of(f"/system.slice/u{one % 400}.service") for one in ids.tolist()})
+        owners.add("acked", ids, np.full(len(ids), 7))
+        owners.add("retransmits", ids[:10], np.ones(10, np.int64))
+        total += 7 * len(ids)
+        told = owners.told(ids[:50])
+        assert len(told) == MOST_OWNERS + 1 and sum(row[2] for row in told) == 50
+        assert sum(row[3] for row in told) == total
+        sums = {(unit, pod): row for unit, pod, *row in told}
+        assert all(sums[label][1] >= before for label, before in last.items()) and OTHER in sums
+        last = {label: row[1] for label, row in sums.items()}
+        for one in list(known)[:100]:
+            del known[one]  # a group that is gone keeps its name here
+    assert len(owners._sums) <= MOST_GROUPS
+    assert last["u0.service", ""] > 0
+
+
+def test_owners_as_metrics() -> None:
+    owners = [["a.service", "shop/cart", 2, 300, 400, 5]]
+    tcp = {**TcpMeter(AT).told(), "owners": owners, "counting_s": 0.0}
+    answer = {"tcp": tcp, "cost": {"cpu_s": 0, "memory_bytes": 0}}
+    found = {
+        (sample.name, sample.labels.get("direction")): (sample.labels["unit"], sample.value)
+        for family in make_metrics({"web": answer}, 0) for sample in family.samples
+        if "_owner_" in sample.name
+    }  # fmt: skip
+    assert found == {
+        ("tcpkmon_tcp_owner_connections", None): ("a.service", 2),
+        ("tcpkmon_tcp_owner_bytes_total", "sent"): ("a.service", 300),
+        ("tcpkmon_tcp_owner_bytes_total", "received"): ("a.service", 400),
+        ("tcpkmon_tcp_owner_retransmits_total", None): ("a.service", 5),
+    }

@@ -43,7 +43,7 @@ def connection(**changes: Any) -> Connection:
         "local_port": 0x1234, "remote_port": 5001,
         "receive_queue_bytes": 11, "send_queue_bytes": 12, "inode": 99, "pid": 321,
         "info": tcp_info(snd_cwnd=10, snd_mss=1448, rcv_wnd=65), "congestion": b"cubic", "mark": 5,
-        "cgroup": 2**40 + 3,
+        "cgroup": 2**40 + 3, "uid": 1000,
         "memory": struct.pack("=9I", 1, 2, 3, 4, 5, 6, 7, 8, 9),
     }  # fmt: skip
     return Connection(**{**values, **changes})
@@ -129,7 +129,8 @@ def test_an_entry_byte_by_byte() -> None:
     expected = {
         "time_ns": MONO_NS, "lport": 0x1234, "rport": 5001, "snd_cwnd_segs": 10, "mss": 1448,
         "rto_us": 204_000, "retransmits": 3, "ecn_flags": 9, "rcv_wnd": 65, "pid": 321,
-        "netns": 2**63 + 5, "cgroup": 2**40 + 3, "sk_mark": 5, "rcv_sb_cc": 11, "snd_sb_cc": 12,
+        "netns": 2**63 + 5, "cgroup": 2**40 + 3, "uid": 1000, "sk_mark": 5,
+        "rcv_sb_cc": 11, "snd_sb_cc": 12,
         "sk_rmem_bytes": 1, "sk_rcvbuf": 2, "sk_wmem_alloc": 3, "sb_hiwat": 4,
         "sk_forward_alloc": 5, "sk_wmem_bytes": 6, "state": 1, "family": 2,
     }  # fmt: skip

@@ -69,7 +69,7 @@ def test_the_same_sockets_as_one_by_one() -> None:
             row: Any = next(rows)
             seen += 1
             assert (row["cookie"], row["netns"], row["state"]) == (one.cookie, NETNS, one.state)
-            assert row["cgroup"] == one.cgroup
+            assert (row["cgroup"], row["uid"]) == (one.cgroup, one.uid)
             assert ends_of(row) == (one.local, one.remote, one.local_port, one.remote_port)
             padded = one.info.ljust(TCP_INFO.itemsize, b"\0")
             for name in MEMBERS:
@@ -116,3 +116,10 @@ def test_cgroups() -> None:
     filters = Filters(cgroups=(Cgroup("/x", 77, 1),))
     assert choose_sockets(rows, filters, {77})["cgroup"].tolist() == [77]
     assert len(choose_sockets(rows, filters, {78})) == 0
+
+
+def test_users() -> None:
+    rows = rows_of(message(2, 1, info()))
+    (user,) = rows["uid"].tolist()
+    assert len(choose_sockets(rows, Filters(users=(user,)))) == 1
+    assert len(choose_sockets(rows, Filters(users=(user + 1,)))) == 0

@@ -30,7 +30,7 @@ KEPT = {
 }  # fmt: skip
 # A column whose number is no quantity: an identity, a sequence number, a port, a count of times.
 NO_UNIT = re.compile(
-    r"(conn_id|netns|cgroup|seq|serial|segment|port|family|pid|errno|cpu|location|number|state"
+    r"(conn_id|netns|cgroup|uid|token|subflows|seq|serial|segment|port|family|pid|errno|cpu|location|number|state"
     r"|flags|code|retrans|count|recoveries|probes|timeouts|rto|dups|undo|ooopack|rcvq_full|wscale"
     r"|records|lost|problems|checkpoints|rto_unanswered|spread|share|ratio|addr|callvalue)"
 )

@@ -64,6 +64,18 @@ def test_80_columns_show_whole_ipv4_addresses_and_the_owner() -> None:
     assert draw(make(), 132)[2].split()[-1] == "nginx/77"
 
 
+def test_a_wide_screen_says_whose_they_are() -> None:
+    """The pod, else the container, else the unit; nothing else moves out of its line."""
+    screen = make()
+    whose = {"unit": ["nginx.service", ""], "container": ["web", ""], "pod": ["", ""]}
+    screen.take({**ANSWER, "rows": {**ANSWER["rows"], **whose}})
+    lines = draw(screen, 150)
+    assert len(lines) == 5 and all(len(line) <= 150 for line in lines)
+    assert lines[1].split()[-1] == "WHOSE"
+    assert [line.split()[-1] for line in lines[2:4]] == ["web", "-"]
+    assert "WHOSE" not in draw(screen, 110)[1] and "WHOSE" not in draw(make(), 150)[1]
+
+
 def test_no_more_lines_than_the_terminal_has() -> None:
     assert len(draw(make(), 80, 4)) == 4
 

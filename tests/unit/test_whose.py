@@ -13,10 +13,12 @@ from tcpkmon.collector.plan.cgroups import walk_cgroups
 from tcpkmon.collector.plan.filters import parse
 from tcpkmon.collector.session import container_names
 from tcpkmon.collector.session.container_names import (
+    OF_CONTAINERD,
     OF_DOCKER,
     OF_PODMAN,
     Names,
     from_container_logs,
+    from_machines,
     from_pod_logs,
     open_for_names,
 )
@@ -151,6 +153,58 @@ def test_names_of_docker_and_podman(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         open_for_names(OF_DOCKER, ID.encode())
     with pytest.raises(ValueError, match="no container"):
         open_for_names(OF_DOCKER, b"../../etc/shadow")
+
+
+CRI = {
+    "ociVersion": "1.1.0", "annotations": {
+        "io.kubernetes.cri.container-name": "app", "io.kubernetes.cri.container-type": "container",
+        "io.kubernetes.cri.image-name": "docker.io/library/nginx:1",
+        "io.kubernetes.cri.sandbox-name": "cart-7", "io.kubernetes.cri.sandbox-namespace": "shop",
+    },
+}  # fmt: skip
+"""What containerd's CRI plugin writes into a bundle (its package annotations)."""
+
+
+@pytest.mark.parametrize(
+    ("told", "space", "path", "expected"),
+    [
+        (CRI, "k8s.io", f"/kubepods.slice/{SLICE}/cri-containerd-{ID}.scope",
+         ("app", "docker.io/library/nginx:1", "shop/cart-7")),
+        ({"annotations": {"nerdctl/name": "web"}}, "default", f"/system.slice/nerdctl-{ID}.scope",
+         ("web", "", "")),
+        ({"annotations": {"nerdctl/name": 5}}, "default", f"/system.slice/nerdctl-{ID}.scope",
+         (ID[:12], "", "")),
+        ({"annotations": []}, "k8s.io", f"/kubepods.slice/{SLICE}/cri-containerd-{ID}.scope",
+         (ID[:12], "", UID)),
+    ],
+)  # fmt: skip
+def test_names_of_containerd(
+    told: object, space: str, path: str, expected: tuple[str, str, str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """By its own files, where kubelet has none: /run/containerd/.../NAMESPACE/ID/config.json."""
+    bundle = tmp_path / space / ID
+    bundle.mkdir(parents=True)
+    (bundle / "config.json").write_text(json.dumps(told))
+    monkeypatch.setattr(container_names, "CONTAINERD", tmp_path)
+    monkeypatch.setattr(
+        container_names, "open_trusted", lambda path, *_: os.open(path, os.O_RDONLY)
+    )
+    found = Names(open_for_names).of(group_of(path))
+    assert (found.container, found.image, found.pod) == expected
+    with pytest.raises(ValueError, match="no container"):
+        open_for_names(OF_CONTAINERD, b"..")
+
+
+def test_names_of_machined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that runs in a service of any name: machined's link says so."""
+    (tmp_path / "unit:box.service").symlink_to("crate")
+    assert from_machines("box.service", tmp_path) == {"container": "crate", "runtime": "machined"}
+    assert from_machines("ssh.service", tmp_path) == from_machines("box.slice", tmp_path) == {}
+    monkeypatch.setattr(container_names, "MACHINES", tmp_path)
+    found = Names(open_for_names).of(group_of("/system.slice/box.service/payload"))
+    assert (found.unit, found.container, found.runtime) == ("box.service", "crate", "machined")
+    assert group_of(**found.told()) == found
 
 
 def test_a_walk(tmp_path: Path) -> None:

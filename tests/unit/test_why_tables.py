@@ -24,11 +24,14 @@ from tcpkmon.formats.analysis.why import (
     NAMES,
     Snapshots,
     as_arrow,
+    by_owner,
     choose,
     connections,
     grouping,
     intervals,
     tables,
+    tell_wholes,
+    wholes,
     write,
 )
 from tcpkmon.formats.analysis.why.assemble import connections_table
@@ -482,3 +485,34 @@ def test_names_are_unique() -> None:
     for names in NAMES:
         told = [getattr(column, names) for column in CONNECTIONS if getattr(column, names)]
         assert len(set(told)) == len(told) > 10
+
+
+def test_mptcp_connections_above_their_subflows() -> None:
+    """Two subflows of a token, one of another: sums, the kernel's counts, and what went twice."""
+    ids, sizes = [1, 1, 2, 2, 3, 3], [0, 700, 0, 400, 0, 50]
+    whole = snapshots(
+        [0, 10 * MS, 2 * MS, 8 * MS, 3 * MS, 4 * MS], conn_id=ids, location=[1] * 6, state=[1] * 6,
+        snd_max=sizes, snd_una=[0, 700, 0, 300, 0, 50], lport=[10, 10, 20, 20, 30, 30],
+        mptcp_token=[0, 77, 77, 77, 88, 88], protocols=[0, 1, 1, 1, 1, 5], uid=[0, 5, 5, 5, 6, 6],
+        mptcp_sent=[0, 0, 0, 1000, 50, 50], mptcp_received=[0] * 6,
+        mptcp_retrans=[0, 60, 0, 0, 0, 0],
+    )  # fmt: skip
+    order = np.argsort(whole.times_ns, kind="stable")
+    table = connections_table(fold((whole.take(order),)))
+    assert table["protocols"].tolist() == ["mptcp", "mptcp", "mptcp tcp-md5"]
+    found = wholes(table)
+    assert found["token"].tolist() == [77, 88] and found["subflows"].tolist() == [2, 1]
+    assert found["conn_ids"].tolist() == ["1 2", "3"]
+    assert found["carried_sent"].tolist() == [1100, 50] and found["acked"].tolist() == [1000, 50]
+    assert found["bytes_sent"].tolist() == [1000, 50] and found["reinjected"].tolist() == [100, 0]
+    assert found["timer_retrans"].tolist() == [60, 0] and found["bytes_received"].tolist() == [0, 0]
+    (_, first), (_, second) = tell_wholes(table)
+    assert "64 % went by" in first[1] and "36 % went by" in first[2], first
+    assert "100 B was never acknowledged there" in first[2] and "100 B (9.1 %) went on" in first[3]
+    assert len(second) == 2
+    sums = {row["uid"]: row["connections"] for row in by_owner(table, "uid")}
+    assert sums == {5: 2, 6: 1}
+    bare = connections_table(fold((snapshots([0, 1], location=[1, 1], state=[1, 1]),)))
+    assert len(wholes(bare)["token"]) == 0
+    with pytest.raises(UsageError):
+        by_owner(bare, "uid")

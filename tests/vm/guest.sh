@@ -4,6 +4,7 @@
 # pytest in it. Only what goes into RESULTS outlives the guest.
 #
 #   guest.sh ROOT RESULTS       RESULTS/arguments: pytest's arguments, one a line
+#                               RESULTS/module: a module of Python to run in place of pytest
 #
 # The guests of arm64 come here behind the first part: scripts/vm/arm64-init.sh has done it.
 # The host's files are mounted twice: as the root that virtme-ng made, and under the tag `cached`,
@@ -46,9 +47,13 @@ case " ${arguments[*]} " in
     *test_vm_latecpu.py*) export TCPKMON_LATE_CPU=1 ;;
     *) echo 1 >/sys/devices/system/cpu/cpu1/online ;;
 esac
-"$root/.venv/bin/python" -m pytest -p no:cacheprovider -p tests.vm.reporting \
-    -o faulthandler_timeout=0 -o timeout=420 --tb=short --continue-on-collection-errors \
-    "${arguments[@]}" </dev/null
+if [ -f "$results/module" ]; then
+    "$root/.venv/bin/python" -m "$(cat "$results/module")" </dev/null
+else
+    "$root/.venv/bin/python" -m pytest -p no:cacheprovider -p tests.vm.reporting \
+        -o faulthandler_timeout=0 -o timeout=420 --tb=short --continue-on-collection-errors \
+        "${arguments[@]}" </dev/null
+fi
 status=$?
 dmesg >"$results/dmesg.log" 2>&1
 echo "$status" >"$results/exit.new" && mv "$results/exit.new" "$results/exit"

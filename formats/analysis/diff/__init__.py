@@ -11,20 +11,45 @@ courses     time courses; picture, output: for people and tools
 """
 
 from tcpkmon.formats.analysis.diff.conditions import Condition, Judged, judge, parse_conditions
-from tcpkmon.formats.analysis.diff.metrics import BY_NAME, METRICS, Metric
-from tcpkmon.formats.analysis.diff.output import as_json, print_diff
+from tcpkmon.formats.analysis.diff.metrics import BY_NAME, METRICS, SHARE, Metric, parse_metrics
+from tcpkmon.formats.analysis.diff.output import (
+    as_json,
+    interval_text,
+    number_text,
+    print_diff,
+    value_text,
+)
 from tcpkmon.formats.analysis.diff.picture import draw_diff
 from tcpkmon.formats.analysis.diff.report import Report, make_report
-from tcpkmon.formats.analysis.diff.sides import Run, Side, parse_sides, read_run, refuse_unproven
-from tcpkmon.formats.analysis.diff.statistics import ALPHA, Compared, compare
-from tcpkmon.formats.analysis.diff.units import CONNECTION, RUN
+from tcpkmon.formats.analysis.diff.sides import (
+    Run,
+    Side,
+    parse_folder,
+    parse_sides,
+    read_run,
+    refuse_unproven,
+)
+from tcpkmon.formats.analysis.diff.statistics import (
+    ALPHA,
+    DIFFERS,
+    SAME,
+    Compared,
+    change_text,
+    compare,
+    least_p,
+    scipy_stats,
+)
+from tcpkmon.formats.analysis.diff.units import CONNECTION, RUN, values_of_run, values_of_side
 
 __all__ = [
     "ALPHA",
     "BY_NAME",
     "CONNECTION",
+    "DIFFERS",
     "METRICS",
     "RUN",
+    "SAME",
+    "SHARE",
     "Compared",
     "Condition",
     "Judged",
@@ -33,13 +58,23 @@ __all__ = [
     "Run",
     "Side",
     "as_json",
+    "change_text",
     "compare",
     "draw_diff",
+    "interval_text",
     "judge",
+    "least_p",
     "make_report",
+    "number_text",
     "parse_conditions",
+    "parse_folder",
+    "parse_metrics",
     "parse_sides",
     "print_diff",
     "read_run",
     "refuse_unproven",
+    "scipy_stats",
+    "value_text",
+    "values_of_run",
+    "values_of_side",
 ]

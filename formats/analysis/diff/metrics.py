@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from tcpkmon.formats.analysis.latency.stages import PARTS
 from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.schema import suggest
 
 RATE, TIME, RATIO, SHARE = "rate", "time", "ratio", "share"
 
@@ -51,3 +53,13 @@ METRICS = (
     Metric("latency_whole_p95_us", TIME, 1, "and the 95 % of its bytes"),
 )  # fmt: skip
 BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+def parse_metrics(text: str | None) -> list[str]:
+    """The names of NAME,... UsageError for an unknown one."""
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    unknown = [f"{name}{suggest(name, BY_NAME)}" for name in names if name not in BY_NAME]
+    if unknown:
+        hint = "tcpkmon diff --metrics help lists them"
+        raise UsageError(f"no metric {', '.join(unknown)}", hint)
+    return names

@@ -110,7 +110,7 @@ def _print_metrics(report: Report, console: Console) -> None:
         rare = [one for one in alike if one.metric.kind == SHARE and _median(one) < LEAST_SHARE]
         same = [one for one in alike if one not in rare]
         low = [one.metric.name.removeprefix("share_") for one in rare]
-        told = [f"{one.metric.name} {_value(one.metric, one.a)}" for one in same]
+        told = [f"{one.metric.name} {value_text(one.metric, one.a)}" for one in same]
         told += [f"shares of {', '.join(low)} (below {LEAST_SHARE:.0%})"] if low else []
         _say(console, f"The same in all units: {', '.join(told)}")
     for text in _notes(report):
@@ -131,7 +131,7 @@ def _style(one: Compared) -> str:
 
 def _row(one: Compared) -> tuple[str, ...]:
     by = MEDIAN if one.result == SAME else one.by
-    a, b = (_value(one.metric, side, by) for side in (one.a, one.b))
+    a, b = (value_text(one.metric, side, by) for side in (one.a, one.b))
     count = f"{one.a.n if one.a else 0}, {one.b.n if one.b else 0}"
     p = "" if one.p is None else "< 0.0001" if one.p < 0.0001 else f"{one.p:.4f}"
     if one.result == NO_DATA:
@@ -139,24 +139,29 @@ def _row(one: Compared) -> tuple[str, ...]:
     if one.result == SAME:
         return one.metric.name, a, b, "~", "", "", p, count
     change = change_text(one.metric, one.change)
-    interval = ""
-    if one.interval is not None:
-        low, high = (100 * bound for bound in one.interval)
-        unit = "points" if one.metric.kind == SHARE else "%"
-        interval = f"{low:+.3g} to {high:+.3g} {unit}"
+    interval = interval_text(one)
     word = TOO_FEW if one.result == TOO_FEW else _WORD[one.is_worse]
     return one.metric.name, a, b, change, word, interval, p, count
 
 
-def _value(metric: Metric, side: Spread | None, by: str = MEDIAN) -> str:
+def interval_text(one: Compared) -> str:
+    """The bounds of a change: +31 to +45 %; empty where it has none."""
+    if one.interval is None:
+        return ""
+    low, high = (100 * bound for bound in one.interval)
+    return f"{low:+.3g} to {high:+.3g} {'points' if one.metric.kind == SHARE else '%'}"
+
+
+def value_text(metric: Metric, side: Spread | None, by: str = MEDIAN) -> str:
     if side is None:
         return "-"
     if by == MEAN:
-        return f"mean {_number(metric, side.mean)}"
-    return _number(metric, side.median)
+        return f"mean {number_text(metric, side.mean)}"
+    return number_text(metric, side.median)
 
 
-def _number(metric: Metric, value: float) -> str:
+def number_text(metric: Metric, value: float) -> str:
+    """A value of a metric with its unit."""
     if metric.kind == RATE:
         return human_rate(value)
     if metric.kind == TIME:

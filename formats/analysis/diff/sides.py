@@ -82,6 +82,16 @@ def parse_sides(arguments: Sequence[str]) -> dict[str, list[Path]]:
     return dict(zip(names, named.values(), strict=True))
 
 
+def parse_folder(paths: Sequence[Path]) -> list[Path]:
+    """The captures of one side: files, logs, and what is in folders of them. SeveralErrors."""
+    errors, found = Errors(), []
+    for path in paths:
+        with errors.caught():
+            found += _captures(path)
+    errors.raise_all()
+    return found
+
+
 def verify(path: Path) -> tuple[bool, str]:
     """Whether a capture proves that nothing is missing, and what it says."""
     reports = format_of(path).verify(path)

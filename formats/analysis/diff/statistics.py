@@ -86,12 +86,13 @@ class Family:
 
 def compare(
     a: Mapping[str, Array], b: Mapping[str, Array], named: Collection[str] = (),
-    alpha: float = ALPHA, metrics: Collection[str] = (),
+    alpha: float = ALPHA, metrics: Collection[str] = (), confidence: float = _CONFIDENCE,
 ) -> tuple[list[Compared], list[Family]]:
     """Each metric that a side has, and the families of tests.
 
     a, b: (units,) finite values by metric. named: metrics that were named before the data was
-    seen, a family of their own. metrics: only these. UsageError without scipy.
+    seen, a family of their own. metrics: only these. confidence: of the intervals; 0: none are
+    made. UsageError without scipy.
     """  # fmt: skip
     some = [one for one in METRICS if not metrics or one.name in metrics]
     known = [one for one in some if len(a.get(one.name, ())) or len(b.get(one.name, ()))]
@@ -103,7 +104,9 @@ def compare(
         mine = [one for one in asked if (one.name in named) == group]
         if not mine:
             continue
-        tested = [_test(one, a.get(one.name, none), b.get(one.name, none)) for one in mine]
+        tested = [
+            _test(one, a.get(one.name, none), b.get(one.name, none), confidence) for one in mine
+        ]
         corrected = _correct(tested, alpha)
         found |= {one.metric.name: one for one in corrected}
         tests = sum(one.p is not None for one in tested)
@@ -111,7 +114,7 @@ def compare(
     return [found[one.name] for one in asked], families
 
 
-def _test(metric: Metric, a: Array, b: Array) -> Compared:
+def _test(metric: Metric, a: Array, b: Array, confidence: float) -> Compared:
     """With the p of the test alone. Values that are all the same, and shares of limits that hardly
     ever held, need none; this looks at both sides together, so it favours no answer."""
     sides = _spread(a), _spread(b)
@@ -121,7 +124,7 @@ def _test(metric: Metric, a: Array, b: Array) -> Compared:
     if (both == both[0]).all() or (metric.kind == SHARE and both.max() < LEAST_SHARE):
         change = float(_change(metric, np.median(a), np.median(b)))
         return Compared(metric, SAME, *sides, change)
-    stats = _scipy()
+    stats = scipy_stats()
     options: dict[str, Any] = {"method": "asymptotic"}
     if len(np.unique(both)) == len(both):
         options["method"] = "exact" if len(both) <= _FEW else "asymptotic"
@@ -131,7 +134,8 @@ def _test(metric: Metric, a: Array, b: Array) -> Compared:
     larger = 1 - float(found.statistic) / (len(a) * len(b))
     by = MEAN if np.median(a) == np.median(b) else MEDIAN
     change = _change(metric, _MIDDLE[by](a), _MIDDLE[by](b))
-    return Compared(metric, SAME, *sides, float(change), _interval(metric, a, b, by, stats),
+    interval = _interval(metric, a, b, by, confidence, stats) if confidence else None
+    return Compared(metric, SAME, *sides, float(change), interval,
                     min(float(found.pvalue), 1.0), larger, by)  # fmt: skip
 
 
@@ -161,7 +165,7 @@ def change_text(metric: Metric, change: float | None) -> str:
 
 
 def _interval(
-    metric: Metric, a: Array, b: Array, by: str, stats: Any
+    metric: Metric, a: Array, b: Array, by: str, confidence: float, stats: Any
 ) -> tuple[float, float] | None:
     if min(len(a), len(b)) < 2:
         return None
@@ -175,7 +179,7 @@ def _interval(
             ),
             n_resamples=max(200, min(_RESAMPLES, _MOST_RESAMPLED // size)),
             batch=max(1, (1 << 20) // size),
-            method="percentile", confidence_level=_CONFIDENCE, vectorized=True,
+            method="percentile", confidence_level=confidence, vectorized=True,
             random_state=np.random.default_rng(1),
         ).confidence_interval  # fmt: skip
     low, high = float(found.low), float(found.high)
@@ -193,21 +197,26 @@ def _correct(tested: list[Compared], alpha: float) -> list[Compared]:
         largest = max(largest, min(1.0, (len(order) - place) * (one.p or 0.0)))
         found[at] = replace(one, p=largest, result=DIFFERS if largest <= alpha else SAME)
     for at, one in enumerate(found):
-        if one.result == SAME and one.a and one.b:
-            least = 2 / comb(one.a.n + one.b.n, one.a.n)
-            if least * max(len(order), 1) > alpha:
-                found[at] = replace(one, result=TOO_FEW)
+        tests = max(len(order), 1)
+        if one.result == SAME and one.a and one.b and least_p(one.a.n, one.b.n) * tests > alpha:
+            found[at] = replace(one, result=TOO_FEW)
     return found
 
 
 def _needed(tests: int, alpha: float) -> int:
     units = 1
-    while 2 / comb(2 * units, units) * max(tests, 1) > alpha:
+    while least_p(units, units) * max(tests, 1) > alpha:
         units += 1
     return units
 
 
-def _scipy() -> Any:
+def least_p(a: int, b: int) -> float:
+    """The p of so many units of each side where all of one are above all of the other."""
+    return 2 / comb(a + b, a)
+
+
+def scipy_stats() -> Any:
+    """scipy.stats; UsageError without it."""
     try:
         import scipy.stats
     except ImportError as error:

@@ -2,7 +2,7 @@
 """Why a connection was as fast as it was: what limited it, when, and with what evidence."""
 
 from tcpkmon.formats.analysis.why.assemble import Table
-from tcpkmon.formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, Column
+from tcpkmon.formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, WHOLES, Column
 from tcpkmon.formats.analysis.why.connections import Connection, connection_of, tally
 from tcpkmon.formats.analysis.why.grouping import Grouped, Places
 from tcpkmon.formats.analysis.why.intervals import INTERVAL, Cutter, cut
@@ -30,6 +30,7 @@ from tcpkmon.formats.analysis.why.tables import (
 from tcpkmon.formats.analysis.why.together import together
 from tcpkmon.formats.analysis.why.verdict import cross_check, head, verdict
 from tcpkmon.formats.analysis.why.waits import Wait, has_waits, waits
+from tcpkmon.formats.analysis.why.wholes import tell_wholes, wholes
 from tcpkmon.formats.analysis.why.writing import row_of, rows_of, write
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "OF_RECEIVERS",
     "OPTIONAL",
     "RECEIVING",
+    "WHOLES",
     "Column",
     "Connection",
     "Cutter",
@@ -73,8 +75,10 @@ __all__ = [
     "rows_of",
     "tables",
     "tally",
+    "tell_wholes",
     "together",
     "verdict",
     "waits",
+    "wholes",
     "write",
 ]

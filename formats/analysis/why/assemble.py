@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.why.above import protocols_of
 from tcpkmon.formats.analysis.why.arrivals import QUIET_NS
 from tcpkmon.formats.analysis.why.columns import CONNECTIONS, INTERVALS, Column
 from tcpkmon.formats.analysis.why.folding import (
@@ -38,6 +39,7 @@ _NONE = {
     "cwnd_min": NONE_32, "ssthresh_min": NONE_32, "snd_wnd_min": NONE_32, "rcv_wnd_min": NONE_32,
     "srtt_min_us": NONE_32, "min_rtt_us": NONE_32, "srtt_max_us": 0, "errno": 0, "pid": 0,
     "established_ns": 0, "first_seq": 0, "last_seq": 0,
+    "uid": NONE_32, "mptcp_token": 0, "mptcp_sent": 0, "mptcp_received": 0, "mptcp_retrans": 0,
 }  # fmt: skip
 """The value that stands for null."""
 
@@ -92,6 +94,8 @@ def connections_table(
     told = dict(about or {})
     made["netns_name"] = _spaces(get("netns", np.uint64), told.pop("netns_name", {}))
     made |= _owners(get("cgroup", np.uint64), told.pop("groups", Groups()))
+    bits, which = np.unique(get("protocols", np.uint16), return_inverse=True)
+    made["protocols"] = np.array([protocols_of(one) for one in bits.tolist()], object)[which]
     if (ahead_ns := told.pop("ahead_ns", None)) is not None:
         made["start"] = times_of_day(get("start_ns").astype(np.int64) + np.int64(ahead_ns))
     for name, value in told.items():

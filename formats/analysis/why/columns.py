@@ -51,10 +51,16 @@ rport | int | | port_b | s_port | and port
 role | text | | | | active: it called connect; passive: it was accepted; existing: open before
 pid | int? | pid | | | process of the owner
 comm | text? | comm | | | and its name
+uid | int? | uid | | | number of the socket's user: of who made or accepted it
 cgroup | int? | cgroup | | | id of its control group
 unit | text? | cgroup | | | the systemd unit that it is of
 container | text? | cgroup | | | the container: its name, else the beginning of its id
 pod | text? | cgroup | | | the pod: namespace/name, else its uid
+protocols | text? | protocols | | | mptcp, ktls, tcp-md5, tcp-ao, smc, other-ulp, mptcp-refused
+mptcp_token | int? | mptcp_token | | | MPTCP: this host's token of the connection above
+mptcp_sent | int? | mptcp_sent | | | MPTCP: new data of all its subflows [bytes]
+mptcp_received | int? | mptcp_received | | | and received in order [bytes]
+mptcp_retrans | int? | mptcp_retrans | | | and that its own timer sent again on one of them [bytes]
 ca_name | text? | ca_name | | | congestion control
 start | text? | | | | first record, as time of day (UTC)
 start_ns | int | | first_packet | first | first record, CLOCK_MONOTONIC
@@ -187,5 +193,39 @@ lost_records | int | | | | missing in the capture in it
 certain_us | float | | | | of its time, what is certain
 certain | bool | | | | no record is missing in it, and each segment was recorded
 """)
+WHOLES = _columns("""
+host | text? | | | | name of the machine
+netns | int? | | | | cookie of the network namespace
+netns_name | text? | | | | its name at the start
+token | int | | | | this host's token of the MPTCP connection
+peer_token | int? | | | | and the peer's, where the same capture has that end
+laddr | text | | | | this host's address, of the first subflow, as the next ones
+lport | int | | | | and port
+raddr | text | | | | the peer's address
+rport | int | | | | and port
+role | text | | | | active: it called connect; passive: it was accepted; existing: open before
+pid | int? | | | | process of the owner
+comm | text? | | | | and its name
+uid | int? | | | | number of the socket's user
+unit | text? | | | | the systemd unit that it is of
+container | text? | | | | the container
+pod | text? | | | | the pod
+subflows | int | | | | how many it had, in the capture
+conn_ids | text | | | | their numbers: conn_id of the table connections
+start_ns | int | | | | first record of them, CLOCK_MONOTONIC
+end_ns | int | | | | last record
+duration_us | float | | | | between them
+bytes_sent | int? | | | | new data that the whole sent, by the kernel's count
+bytes_received | int? | | | | received in order, by the kernel's count
+carried_sent | int | | | | new data of each subflow, added up [bytes]
+carried_received | int | | | | received in order by each subflow, added up [bytes]
+acked | int | | | | of carried_sent, acknowledged [bytes]
+reinjected | int? | | | | carried_sent less bytes_sent: on more than one subflow [bytes]
+timer_retrans | int? | | | | of that, sent again by MPTCP's own timer, by the kernel's count [bytes]
+retransmissions | int | | | | of all subflows: TCP's, on the same subflow [segments]
+records | int | | | | of all subflows
+proven | bool | | | | no record is missing in the time of any of them
+""")
+"""Of the table mptcp."""
 NAMES = ("tcptrace", "tstat")
 """Others' names, see Column."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.why import arrivals
+from tcpkmon.formats.analysis.why import above, arrivals
 from tcpkmon.formats.analysis.why.counts import Counts, Rates
 from tcpkmon.formats.analysis.why.grouping import Grouped, Places, grown
 from tcpkmon.formats.analysis.why.intervals import Cutter, Steps, advance
@@ -84,6 +84,7 @@ class Fold:
         self.names.update(piece.columns)
         self._add_bounds(grouped, piece)
         self._add_latest(grouped)
+        above.add(self.of, grouped)
         low = self._add_extremes(grouped)
         self._add_events(grouped)
         self._add_silence(grouped)

@@ -34,13 +34,13 @@ NEEDED = (
     "snd_una", "snd_max", "snd_sb_cc", "snd_wnd", "snd_cwnd_segs", "snd_ssthresh", "mss",
     "packets_out", "sacked_out", "lost_out", "retrans_out", "sk_wmem_bytes", "sb_hiwat",
     "sk_wmem_alloc", "pacing_rate", "srtt_us", "min_rtt_us", "rcv_nxt", "rcv_sb_cc", "rcv_wnd",
-    "sk_rcvbuf", "seg_len",
-)  # fmt: skip
+    "sk_rcvbuf", "seg_len")  # fmt: skip
 """What a capture must have. The default columns are enough."""
 OPTIONAL = (
-    "pid", "comm", "ca_name", "netns", "cgroup", "family", "bytes_retrans", "dsack_dups",
-    "reordering", "delivered", "delivered_ce", "rcv_ooopack", "segs_in", "segs_out",
-    "data_segs_in", "data_segs_out", "busy_us", "rwnd_limited_us", "sndbuf_limited_us", "bbr_mode",
+    "pid", "comm", "ca_name", "netns", "cgroup", "uid", "protocols", "mptcp_token", "mptcp_sent",
+    "mptcp_received", "mptcp_retrans", "family", "bytes_retrans", "dsack_dups", "reordering",
+    "delivered", "delivered_ce", "rcv_ooopack", "segs_in", "segs_out", "data_segs_in",
+    "data_segs_out", "busy_us", "rwnd_limited_us", "sndbuf_limited_us", "bbr_mode",
     "is_cwnd_limited", "rate_app_limited", "sk_nospace", "sk_tsq_flags", "sk_pacing_status",
     "snd_wscale", "rcv_wscale", "first_tx_us", "next_tx_us",
 )  # fmt: skip

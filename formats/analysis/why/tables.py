@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tcpkmon.formats.analysis.why.assemble import Table, connections_table, intervals_table
-from tcpkmon.formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, Column
+from tcpkmon.formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, WHOLES, Column
 from tcpkmon.formats.analysis.why.folding import fold
 from tcpkmon.formats.analysis.why.intervals import INTERVAL, cut
 from tcpkmon.formats.analysis.why.snapshots import Array, Source
@@ -105,7 +105,7 @@ def as_arrow(table: Table, names: str = "") -> Any:
     A number that is null becomes null, a whole number int64. UsageError without pyarrow.
     """
     pyarrow = import_pyarrow()
-    whole = {column.name for column in (*INTERVALS, *CONNECTIONS) if column.kind == "int"}
+    whole = {column.name for column in (*INTERVALS, *CONNECTIONS, *WHOLES) if column.kind == "int"}
     arrays = []
     for name, column in table.items():
         values, void = column, np.isnan(column) if column.dtype.kind == "f" else None

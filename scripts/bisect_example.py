@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bursts with pauses over 80 ms, bisected over a sysctl, and a picture: for docs/bisect.md."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import click
+
+from scripts.experiments.report import write_part
+from tcpkmon.collector.linux.machine import describe_machine
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import TcpkmonError
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, PICTURE = ROOT / "docs" / "bisect.md", ROOT / "docs" / "images" / "bisect.png"
+TCPKMON = Path(sys.executable).parent / "tcpkmon"
+SETTING = "net.ipv4.tcp_slow_start_after_idle=0,1"
+PATH = "delay_ms=40,rate_mbit=100"
+PROGRAMS = {
+    "serve.py": """import socket
+listener = socket.create_server(("", 5201))
+while True:
+    end, _ = listener.accept()
+    got = 0
+    while some := len(end.recv(1 << 16)):
+        got += some
+        if got % 400_000 == 0:
+            end.send(b"!")
+    end.close()
+""",
+    "bursts.py": """import os, socket, time
+end = socket.socket()
+end.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+end.connect((os.environ["TCPKMON_PEER"], 5201))
+for pause in (1, 1, 0):
+    end.sendall(bytes(400_000))
+    end.recv(1)
+    time.sleep(pause)
+""",
+}
+
+
+def words_of(folder: str, kept: Path) -> list[str]:
+    """The command, as the page has it; the programs are in the current folder."""
+    options = ["--over", "sysctl", SETTING, "--path", PATH, "--peer", "python3 serve.py", "-o",
+               str(kept.relative_to(folder))]  # fmt: skip
+    return ["tcpkmon", "bisect", *options, "--", "python3", "bursts.py"]
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--docs", is_flag=True, help="Write the part and the picture of docs/bisect.md.")
+@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
+              help="Work here, and keep the captures.")
+def command(docs: bool, keep: Path | None) -> int:
+    """Bisect the sysctl, and draw the two sides."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = (keep or Path(made)).resolve()
+        folder.mkdir(exist_ok=True)
+        for name, text in PROGRAMS.items():
+            (folder / name).write_text(text)
+        words = words_of(str(folder), folder / "runs")
+        done = subprocess.run([TCPKMON, *words[1:]], cwd=folder, text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, check=False)  # fmt: skip
+        click.echo(done.stdout)
+        if done.returncode:
+            raise TcpkmonError(f"tcpkmon bisect ended with {done.returncode}")
+        sides = sorted(str(path) for path in (folder / "runs").iterdir())
+        picture = PICTURE if docs else folder / PICTURE.name
+        subprocess.run([TCPKMON, "diff", *(f"{side.rpartition('idle=')[2]}={side}" for side in
+                                           sides), "-o", picture, "--force"],
+                       check=True, stdout=subprocess.DEVNULL)  # fmt: skip
+    shown = " ".join(f"'{word}'" if " " in word else word for word in words)
+    machine = f"Linux {platform.release()}, {describe_machine()['cpu_model']}"
+    load = f"load {os.getloadavg()[0]:.0f} of {os.cpu_count()} CPUs"
+    lines = (f"# {shown}", *done.stdout.splitlines())
+    wrapped = (textwrap.wrap(line, 114, subsequent_indent="    ", break_on_hyphens=False)
+               for line in lines)  # fmt: skip
+    text = f"{machine}, {load}:\n\n" + "\n".join(
+        f"    {part}" for parts in wrapped for part in parts
+    )
+    if docs:
+        write_part(PAGE, "bisect-example", text)
+    return 0
+
+
+def main() -> None:
+    """The entry point of the script."""
+    sys.exit(run(command, prog="bisect-example"))
