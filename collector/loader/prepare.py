@@ -177,7 +177,7 @@ def wish_of(request: Request, transport: Transport) -> Wish:
         watch=request.when_changed,
         existing=request.existing,
         by_inode=Flag.PID in request.filters.flags,
-        connections=1 << (18 if request.reconcile else 17),
+        connections=request.identities,
         kinds=request.kinds,
         klogger=request.format.holds_events,
         limits=dict(request.limits),

@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.collector.metrics.owners import Find, Owners, unknown
-from tcpkmon.collector.metrics.shown import SHOWN
+from tcpkmon.collector.metrics.shown import SHOWN, Chosen
 from tcpkmon.collector.metrics.tcp_meter import ESTABLISHED, SYN_SENT, SYNCHRONIZED, segments_of
 
 MOST = 1 << 18
-"""Connections in the table. When it is full, the eighth goes whose last record is the oldest: that
-of a connection's end may have been lost, or left out."""
-_ROOM = 256
+"""Connections in the table, unless told otherwise. When it is full, the eighth goes whose last
+record is the oldest: that of a connection's end may have been lost, or left out."""
 LIMITED = {"busy": "busy_us", "rwnd": "rwnd_limited_us", "sndbuf": "sndbuf_limited_us"}
 """The kernel's own counters of what limits a sender; busy has the two others."""
 # Name, column, and what counts the same in u32, if the column is not stored.
@@ -54,12 +53,15 @@ HELD_S = 5.0
 
 class Connections:
     """The table. dtype: of a record, with conn_id and state. locations: numbers by name. find: see
-    Owners; there are some where the records have ids of control groups."""
+    Owners; there are some where the records have ids of control groups. most: its rows, which take
+    memory once they were used."""
 
     def __init__(
-        self, dtype: np.dtype[Any], locations: Mapping[str, int], now_s: float, find: Find = unknown
-    ) -> None:
+        self, dtype: np.dtype[Any], locations: Mapping[str, int], now_s: float,
+        find: Find = unknown, most: int = MOST,
+    ) -> None:  # fmt: skip
         self.owners = Owners(find) if "cgroup" in (dtype.names or ()) else None
+        self._most = most
         self._retransmit, self._destroy = locations["RETRANSMIT"], locations["DESTROY"]
         self._state_change = locations["STATE_CHANGE"]
         names = dtype.names or ()
@@ -70,10 +72,14 @@ class Connections:
         ]
         self.names = tuple(name for name in names if name in _KEPT)
         """Columns that are kept of each last record."""
-        self._rows = np.zeros(_ROOM, [(name, dtype[name]) for name in self.names])
-        self._totals = np.zeros(_ROOM, _TOTALS)
+        self._rows = np.zeros(most, [(name, dtype[name]) for name in self.names])
+        self._totals = np.zeros(most, _TOTALS)
         self._slots: dict[int, int] = {}
-        self._free = list(range(_ROOM))
+        self._used = 0
+        """Slots that were ever used; of these `_free` are free."""
+        self._free: list[int] = []
+        self._moved = np.zeros(most, np.uint8)
+        """By slot: 2, it had a record since the last rates; 1, its rates are not 0."""
         self._held: list[int] | None = None
         self._ended: list[int] = []
         """Slots of connections that ended; the first `_told` of them have their rates."""
@@ -98,14 +104,15 @@ class Connections:
         if not len(starts):
             return
         ends = np.r_[starts[1:], len(ids)]
-        if len(self._slots) + len(self._ended) + len(starts) > MOST:
+        if len(self._slots) + len(self._ended) + len(starts) > self._most:
             self._free_ended(len(self._ended))
-        if len(self._slots) + len(starts) > MOST:
+        if len(self._slots) + len(starts) > self._most:
             self._evict()
         slots = np.array([self._slot(number) for number in ids[starts].tolist()], np.int64)
         have = slots >= 0
         slots, starts, ends = slots[have], starts[have], ends[have]
         last = order[ends - 1]
+        self._moved[slots] |= 2
         self._count(entries, order, starts, ends, slots)
         for name in self.names:
             self._rows[name][slots] = entries[name][last]
@@ -139,16 +146,19 @@ class Connections:
         self._free_ended(self._told)
         self._told = len(self._ended)
         self._rated_s = now_s
-        totals = self._totals
+        totals, moved = self._totals, np.flatnonzero(self._moved[: self._used])
         for name in _RATED:
-            totals[f"{name}_rate"] = (totals[name] - totals[f"{name}_before"]) / span_s
-            totals[f"{name}_before"] = totals[name]
+            now = totals[name][moved]
+            totals[f"{name}_rate"][moved] = (now - totals[f"{name}_before"][moved]) / span_s
+            totals[f"{name}_before"][moved] = now
+        self._moved[moved] >>= 1
 
-    def shown(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_]]:
+    def shown(self) -> tuple[Chosen, Chosen, NDArray[np.bool_]]:
         """Totals, last records, and whether it is open: of each open connection, and of those that
         ended before the last rate()."""
         slots = np.r_[self.slots(), np.array(self._ended[: self._told], np.int64)]
-        return self._totals[slots], self._rows[slots], np.arange(len(slots)) < len(self._slots)
+        is_open = np.arange(len(slots)) < len(self._slots)
+        return Chosen(self._totals, slots), Chosen(self._rows, slots), is_open
 
     def _count(
         self, entries: NDArray[Any], order: NDArray[Any], starts: NDArray[Any],
@@ -198,15 +208,15 @@ class Connections:
         self._totals["role"][chosen] = np.where(called, 1, -1)
 
     def _evict(self) -> None:
-        """Forget the eighth of MOST that had no record for the longest time."""
-        self.is_whole = False
-        if self._held is not None or len(self._slots) < MOST // 8:
+        """Forget the eighth that had no record for the longest time."""
+        self.is_whole, eighth = False, max(1, self._most // 8)
+        if self._held is not None or len(self._slots) < eighth:
             return
         numbers = np.fromiter(self._slots, np.int64, len(self._slots))
         if "time_ns" in self.names:
             times = self.values("time_ns", self.slots())
-            numbers = numbers[np.argpartition(times, MOST // 8 - 1)]
-        self._remove(numbers[: MOST // 8].tolist())
+            numbers = numbers[np.argpartition(times, eighth - 1)]
+        self._remove(numbers[:eighth].tolist())
         self._free_ended(len(self._ended))  # for those that come, also while rates are asked for
 
     def _remove(self, numbers: Iterable[int]) -> None:
@@ -226,14 +236,14 @@ class Connections:
         """The connection's slot, a new one for a new connection; -1: there is no room."""
         slot = self._slots.get(number)
         if slot is None:
-            if not self._free:
-                size = len(self._rows)
-                if size >= MOST:
-                    return -1
-                self._free = list(range(size, 2 * size))
-                self._rows = np.r_[self._rows, np.zeros(size, self._rows.dtype)]
-                self._totals = np.r_[self._totals, np.zeros(size, _TOTALS)]
-            slot = self._slots[number] = self._free.pop()
-            self._totals[slot] = 0
+            if self._free:
+                slot = self._free.pop()
+                self._totals[slot] = 0
+            elif self._used < self._most:
+                slot = self._used
+                self._used += 1
+            else:
+                return -1
+            self._slots[number] = slot
             self._totals["id"][slot] = number
         return slot

@@ -30,7 +30,34 @@ _NEEDED = {"port": ("lport", "rport"), "peer": ("raddr",), "process": ("comm",),
            "command": ("comm",), **{by: ("cgroup",) for by in OWNERS}}  # fmt: skip
 _LOCAL = 1 << 16
 _V4_MAPPED = bytes(10) + b"\xff\xff"
-Rows = NDArray[Any]
+
+
+class Chosen:
+    """Some rows of a large table: a column is gathered when it is asked for."""
+
+    def __init__(self, table: NDArray[Any], at: NDArray[np.int64]) -> None:
+        self._table, self._at, self.dtype = table, at, table.dtype
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def __getitem__(self, what: Any) -> NDArray[Any]:
+        """A column, several of them by a list of names, or whole rows by their numbers."""
+        if isinstance(what, str):
+            column: NDArray[Any] = self._table[what][self._at]
+            return column
+        if isinstance(what, list):
+            columns: NDArray[Any] = repack_fields(self._table[what][self._at])
+            return columns
+        rows: NDArray[Any] = self._table[self._at[what]]
+        return rows
+
+    def of(self, chosen: NDArray[Any]) -> Chosen:
+        """Those of these numbers."""
+        return Chosen(self._table, self._at[chosen])
+
+
+Rows = NDArray[Any] | Chosen
 
 
 def groupings(rows: Rows) -> list[str]:

@@ -23,7 +23,8 @@ SYNCHRONIZED = (1, 4, 5, 8, 9, 11)
 _LOSS, _RECOVERY = 4, 3
 _NO_MIN_RTT = 0xFFFFFFFF
 MOST = 1 << 17
-"""Connections whose beginning is remembered at once; the oldest are forgotten."""
+"""Connections whose beginning is remembered at once, unless told otherwise; the oldest are
+forgotten."""
 _ENDS = {"RESET_SENT": "reset sent", "RESET_RECEIVED": "reset received", "SOCKET_ERROR": "error"}
 
 
@@ -43,7 +44,8 @@ class TcpMeter:
     A column that the capture does not store leaves out what needs it.
     """
 
-    def __init__(self, locations: Mapping[str, int]) -> None:
+    def __init__(self, locations: Mapping[str, int], most: int = MOST) -> None:
+        self._most = most
         self._numbers = dict(locations)
         self._ends = {self._numbers[name]: end for name, end in _ENDS.items()}
         turns = ("STATE_CHANGE", "DESTROY", *_ENDS)
@@ -149,7 +151,7 @@ class TcpMeter:
     def _forget(self) -> None:
         tables: tuple[dict[int, Any], ...] = (self._opening, self._open, self._why)
         for table in tables:
-            while len(table) > MOST:
+            while len(table) > self._most:
                 del table[next(iter(table))]
 
 

@@ -41,16 +41,17 @@ def watch(
     raw: bool = False,
     ways: Mapping[str, object] | None = None,
     find: Find = unknown,
+    most: int | None = None,
 ) -> Watching:
     """Of a capture with this layout of the schema tcp; None: it has none, or not in one order.
 
     raw: it gets rows as in the rings. ways: how each location is attached, by name. find: the
-    control group of an id.
+    control group of an id. most: how many connections are remembered, if not as many as usual.
     """
     if layout is None:
         return Watching(None, {}, show=show)
     dtype = _raw(layout.dtype) if raw else layout.dtype
-    return Watching(dtype, locations_of(layout.schema), at_once, show, ways, find)
+    return Watching(dtype, locations_of(layout.schema), at_once, show, ways, find, most)
 
 
 class Watching:
@@ -68,9 +69,10 @@ class Watching:
         show: Callable[[NDArray[Any]], None] | None = None,
         ways: Mapping[str, object] | None = None,
         find: Find = unknown,
+        most: int | None = None,
     ) -> None:
         self._find = find
-        self._dtype = dtype
+        self._dtype, self._most = dtype, most
         names = set((dtype.names or ()) if dtype is not None else ())
         self._has_connections = {"conn_id", "state"} <= names
         self._locations = locations
@@ -141,8 +143,8 @@ class Watching:
         self._table.rate(time.monotonic())
         totals, rows, is_open = self._table.shown()
         if wanted:
-            chosen = shown.wanted(rows, wanted, self._find)
-            totals, rows, is_open = totals[chosen], rows[chosen], is_open[chosen]
+            chosen = np.flatnonzero(shown.wanted(rows, wanted, self._find))
+            totals, rows, is_open = totals.of(chosen), rows.of(chosen), is_open[chosen]
         found = {
             "connections": int(is_open.sum()),
             "opened_rate": float(totals["opened_rate"].sum()),
@@ -163,10 +165,13 @@ class Watching:
 
     def _begin(self) -> None:
         if self._meter is None and self._dtype is not None and not self._error:
-            self._meter = TcpMeter(self._locations)
+            most = {} if self._most is None else {"most": self._most}
+            self._meter = TcpMeter(self._locations, **most)
             if self._has_connections:
                 now_s = time.monotonic()
-                self._table = Connections(self._dtype, self._locations, now_s, self._find)
+                self._table = Connections(
+                    self._dtype, self._locations, now_s, self._find, **most
+                )
 
     def _add(
         self, entries: NDArray[Any], meter: TcpMeter, lost: NDArray[np.int64] | None

@@ -85,6 +85,10 @@ class Request:
     data: bool = option(
         "--data", FLAG,
         "Record what a schema has for this option too (magnet: TCP's state, IP header).", True)
+    connections: int = option(
+        "--connections N", number(1, 1 << 24), "So many connections have an identity at a time, "
+        "152 bytes of kernel memory each; records of more are lost, and counted. Above the default "
+        "also how many top, metrics and rotation remember.", True, default=1 << 17, shown=True)
     limits: tuple[tuple[str, int], ...] = option(
         "--limit EVENT=N", LIMITS, "Record at most N of this event a second and CPU.", "limits",
         live=True)
@@ -147,6 +151,16 @@ class Request:
     def format(self) -> FileFormat:
         """The format of the file."""
         return FILE_FORMATS[self.file_format]
+
+    @property
+    def identities(self) -> int:
+        """How many connections may have an identity: to be compared, those that come and go too."""
+        return max(self.connections, 1 << 18 if self.reconcile else 0)
+
+    @property
+    def remembered(self) -> int | None:
+        """How many connections the collector's own tables hold; None: their defaults."""
+        return self.connections if self.connections > 1 << 17 else None
 
     @property
     def rotates(self) -> bool:

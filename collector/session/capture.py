@@ -115,7 +115,8 @@ class Session:
         ordered = self._prepared.tcp if request.orders_tcp else None
         raw = not request.format.has_entries
         tcp, ways = ordered.layout if ordered else None, info.settings.get("locations")
-        watching = watch(tcp, request.counts_at_once, show, raw, ways, self._whose.get)
+        find, most = self._whose.get, request.remembered
+        watching = watch(tcp, request.counts_at_once, show, raw, ways, find, most)
         why_next = self._takeover.begin(
             info, kernel, self._clocks, self._rings, self._existing,
             watching.add if ordered else None,

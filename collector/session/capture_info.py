@@ -55,6 +55,7 @@ def make_info(
         events=[(slot.number, slot.event) for slot in events.slots] if events else (),
         mixed=tcp is not None and events is not None and bool(events.logged),
         sockets=sockets,
+        remembered=request.remembered,
     )
 
 
@@ -88,6 +89,7 @@ def _settings(
         "absent_columns": list(tcp.layout.absent) if tcp else [],
         "when_changed": list(request.when_changed),
         "rings": prepared.transport.name,
+        "connections": request.identities,
         "buffer_bytes": request.buffer_bytes,
         "low_water_percent": request.low_water_percent,
         "hz": tcp.facts.hz if tcp else None,

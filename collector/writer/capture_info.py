@@ -65,3 +65,5 @@ class CaptureInfo:
     """Snapshots and other events share the rings."""
     sockets: Callable[[], Iterable[Note]] = tuple
     """Makes SOCKET_EXISTS of the sockets that exist now."""
+    remembered: int | None = None
+    """Of how many connections a later file may repeat the last record; None: states.MOST."""

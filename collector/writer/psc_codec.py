@@ -65,7 +65,7 @@ class PscCodec(Codec):
         self._cpus = info.cpus + 1 + rotates
         self.states_cpu = info.cpus + 1
         self.reserve_bytes = reserve_bytes(self._cpus, info.programs + 4, info.entry_size)
-        self.states = States(info.dtype) if rotates else None
+        self.states = States(info.dtype, info.remembered or MOST) if rotates else None
         self.encode(info.dtype, clocks.to_epoch)
         self.order = Sequencer(info.dtype, clocks.to_epoch, first_seq=last_seq + 1)
         self.order.warm()
@@ -101,7 +101,7 @@ class PscCodec(Codec):
     ) -> tuple[Ordered | None, int]:
         if self.states is None:
             return None, 0
-        most = MOST if most_bytes is None else most_bytes // self._dtype.itemsize
+        most = None if most_bytes is None else most_bytes // self._dtype.itemsize
         states, known = self.states.repeat(self.states_cpu, mono_ns, most)
         if states is not None and "time_ns" in (states.entries.dtype.names or ()):
             times_ns = states.entries["time_ns"].astype(np.int64)

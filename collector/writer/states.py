@@ -16,20 +16,22 @@ from tcpkmon.collector.sequencer.ordered_batch import Ordered, Origin, opaque
 from tcpkmon.formats.base.control import EXISTING
 
 MOST = 1 << 14
-"""Of so many connections the last record is kept: conn_id modulo MOST. Where two share a place, the
-later has it."""
+"""Of so many connections the last record is kept, unless told otherwise: conn_id modulo that. Where
+two share a place, the later has it."""
 _CLOSED = (7, 6)
 """TCP_CLOSE, TCP_TIME_WAIT."""
 _STATE_CHANGE, _DESTROY = 4, 11
 
 
 class States:
-    """The table. dtype: of an entry; without the column conn_id nothing is kept."""
+    """The table. dtype: of an entry; without the column conn_id nothing is kept. most: places,
+    which take memory once they were used."""
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
+    def __init__(self, dtype: np.dtype[Any], most: int = MOST) -> None:
+        self._most = most
         self._opaque = opaque(dtype)
         has_id = "conn_id" in (dtype.names or ())
-        self._rows: NDArray[Any] | None = np.zeros(MOST, dtype) if has_id else None
+        self._rows: NDArray[Any] | None = np.zeros(most, dtype) if has_id else None
 
     def add(self, ordered: Ordered) -> None:
         """Take the next records."""
@@ -38,11 +40,13 @@ class States:
         ids = ordered.entries["conn_id"]
         # The last of each row of records of one connection.
         last = np.flatnonzero(np.append(ids[1:] != ids[:-1], True) & (ids > 0))
-        places = (ids[last] % MOST).astype(np.int64)
+        places = (ids[last] % self._most).astype(np.int64)
         # Of several records for one place numpy keeps the last.
         self._rows.view(self._opaque)[places] = ordered.entries.view(self._opaque)[last]
 
-    def repeat(self, cpu: int, mono_ns: int, most: int = MOST) -> tuple[Ordered | None, int]:
+    def repeat(
+        self, cpu: int, mono_ns: int, most: int | None = None
+    ) -> tuple[Ordered | None, int]:
         """The last records of connections that are open, as EXISTING, the latest `most` of them;
         and how many connections there are in all.
 
@@ -61,7 +65,7 @@ class States:
         names = rows.dtype.names or ()
         if "time_ns" in names:
             chosen = chosen[np.argsort(rows["time_ns"][chosen], kind="stable")]
-        chosen = chosen[max(0, count - most) :]
+        chosen = chosen if most is None else chosen[max(0, count - most) :]
         if not len(chosen):
             return None, count
         found = rows.view(self._opaque)[chosen].view(rows.dtype)

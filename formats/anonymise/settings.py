@@ -236,6 +236,7 @@ _RULES: dict[str, Callable[[Who, Any], Any]] = {
     "absent_columns": plain, "when_changed": plain, "rings": plain, "buffer_bytes": _same,
     "low_water_percent": _same, "hz": _same, "refused": plain, "budget": plain,
     "logs": _numbers, "went_on": _same, "started_anew": _text("texts"), "reconcile": plain,
+    "connections": _same,
     "segment": _table(
         capture=_same, number=_same, states=_numbers,
         previous=lambda who, value: None if value is None else _table(

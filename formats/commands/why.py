@@ -92,7 +92,7 @@ def command(
     if by is not None:
         return _tell_owners(files, chosen, by, most, as_json)
 
-    told: list[dict[str, Any]] = []
+    told = _Listed("connections")
     above: list[dict[str, Any]] = []
     codes, captures = [0], group(files)
     for paths in captures:
@@ -118,11 +118,9 @@ def command(
         explaining = Explaining(paths, whole, said)
         if as_json:
             rows = rows_of({name: values[order] for name, values in table.items()})
-            told += [
-                _as_dict(explaining.of(table, at))
-                | {**row, "waits": lines.get(row["conn_id"], [])}
-                for at, row in zip(order.tolist(), rows, strict=True)
-            ]
+            for at, row in zip(order.tolist(), rows, strict=True):
+                told.add(_as_dict(explaining.of(table, at))
+                         | {**row, "waits": lines.get(row["conn_id"], [])})  # fmt: skip
             continue
         blocks: dict[object, list[_Block]] = {}
         for at in order[:most].tolist():
@@ -140,9 +138,29 @@ def command(
             click.echo("no such connection in this capture" if ports or where else
                        "no connection in this capture")  # fmt: skip
     if as_json:
-        mptcp = {"mptcp": above} if above else {}
-        click.echo(json.dumps({"connections": told, **mptcp}, indent=2))
+        told.end({"mptcp": above} if above else {})
     return max(codes)
+
+
+class _Listed:
+    """Prints {key: [...]} as json.dumps(..., indent=2) does, each item when it comes: a million of
+    them would take 8 GB."""
+
+    def __init__(self, key: str) -> None:
+        self._key, self._count = key, 0
+
+    def add(self, item: dict[str, Any]) -> None:
+        begin = "," if self._count else f'{{\n  "{self._key}": ['
+        text = json.dumps(item, indent=2).replace("\n", "\n    ")
+        sys.stdout.write(f"{begin}\n    {text}")
+        self._count += 1
+
+    def end(self, more: dict[str, Any]) -> None:
+        """Print the end. more: what the object has behind the list."""
+        if not self._count:
+            click.echo(json.dumps({self._key: [], **more}, indent=2))
+            return
+        click.echo(f"\n  ],{json.dumps(more, indent=2)[1:]}" if more else "\n  ]\n}")
 
 
 def _tell_owners(

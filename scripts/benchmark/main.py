@@ -23,6 +23,7 @@ from scripts.benchmark import (
     slowdown,
     startup,
     trees,
+    work,
 )
 from scripts.benchmark import release as limits
 from scripts.experiments import peers, running
@@ -36,7 +37,7 @@ from tcpkmon.formats.base.errors import UsageError
 ROUNDS = 5
 QUICK_ROUNDS = 2
 DOCS = ROOT / "docs"
-NOT_QUICK = {"bpftrace", "iperf3"}
+NOT_QUICK = {"bpftrace", "iperf3", "nginx", "wrk", "redis-server", "redis-benchmark"}
 MEASURES: dict[str, Callable[[Context], None]] = {
     slowdown.NAME: slowdown.measure,
     rates.NAME: rates.measure,
@@ -87,7 +88,7 @@ def command(
 ) -> int:
     """Measure what tcpkmon costs, side by side with perf, bpftrace and tcpdump.
 
-    Some 20 minutes in all, on a machine that does nothing else; as root.
+    Some 15 minutes in all, on a machine that does nothing else; as root.
     """
     if between is not None:
         if docs or release or read_file:
@@ -130,7 +131,8 @@ def _compare(
         raise UsageError("a comparison needs two rounds or more", "without them, noise is unknown")
     check_privilege()
     results = Results(rounds=rounds, quick=quick)
-    programs = ["iperf3", "cc"]
+    needs = [name for kind in work.WORK.values() if kind.program for name in kind.program.needs]
+    programs = ["cc", *needs]
     with contextlib.ExitStack() as stack:
         context = stack.enter_context(running.context_of(results, folder, programs))
         both = [stack.enter_context(trees.tree(name, context.say)) for name in names]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slowdowns over all work, of a tool and beside those of another: what the targets compare."""
+"""Slowdowns over all work, of a tool and beside those of another: what the targets compare.
+
+A work that scatters by more than STEADY decides nothing: it is in no mean and in no verdict.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from scripts.benchmark import slowdown
 from scripts.benchmark.work import WORK
 from scripts.experiments import interleaved
 from scripts.experiments.results import Results
-from scripts.experiments.stats import number, percent, standard_error
+from scripts.experiments.stats import deviation, number, percent, standard_error
 
+STEADY = 0.03
+"""The most that a deciding work's slowdowns without any tool may scatter."""
 SURE = 2.0
 """So many standard errors beyond a limit are not noise."""
 
@@ -67,6 +72,20 @@ class Beside:
         )
 
 
+def scatter_of(results: Results, work: str) -> float | None:
+    """The standard deviation, by the quartiles, of the work's slowdowns off against off: of single
+    rounds, whose median is compared. None where it is not known."""
+    found = results.slowdowns(slowdown.NAME, work, slowdown.OFF, interleaved.bare(slowdown.OFF))
+    return deviation(found) if len(found) > 2 else None
+
+
+def deciding(results: Results) -> list[str]:
+    """The work that decides; of a quick run all, as few rounds do not tell how it scatters."""
+    if results.quick:
+        return list(WORK)
+    return [work for work in WORK if (scatter_of(results, work) or 0.0) <= STEADY]
+
+
 def slowdown_of(results: Results, case: str, work: str) -> Mean | None:
     """The median of the rounds."""
     found = results.slowdowns(slowdown.NAME, work, case, interleaved.bare(case))
@@ -74,8 +93,9 @@ def slowdown_of(results: Results, case: str, work: str) -> Mean | None:
 
 
 def mean_slowdown(results: Results, case: str) -> Mean | None:
-    """The mean over all work of its median slowdown."""
-    found = [mean for work in WORK if (mean := slowdown_of(results, case, work)) is not None]
+    """The mean over the deciding work of its median slowdown."""
+    works = deciding(results)
+    found = [mean for work in works if (mean := slowdown_of(results, case, work)) is not None]
     if not found:
         return None
     error = math.hypot(*(mean.error for mean in found)) / len(found)
@@ -83,25 +103,26 @@ def mean_slowdown(results: Results, case: str) -> Mean | None:
 
 
 def mean_cpu(results: Results, case: str) -> float | None:
-    """How many times as much CPU the work takes, the mean over all of it."""
+    """How many times as much CPU the deciding work takes, the mean over it."""
     found = [
         results.ratio(slowdown.NAME, interleaved.cpu_subject(work), case, interleaved.bare(case))
-        for work in WORK
+        for work in deciding(results)
     ]
     medians = [one.median for one in found if one is not None]
     return statistics.fmean(medians) if medians else None
 
 
 def beside(results: Results, case: str, other: str) -> Beside | None:
-    """The means over all work of two cases."""
+    """The means over the deciding work of two cases."""
     ours, theirs = mean_slowdown(results, case), mean_slowdown(results, other)
     return None if ours is None or theirs is None else Beside("mean", ours, theirs)
 
 
 def each_beside(results: Results, case: str, other: str, limit: float = 1.0) -> list[Beside]:
-    """Two cases in each work: first where the case is most beyond `limit` times the other."""
+    """Two cases in each deciding work: first where the case is most beyond `limit` times the
+    other."""
     found = []
-    for work in WORK:
+    for work in deciding(results):
         ours, theirs = slowdown_of(results, case, work), slowdown_of(results, other, work)
         if ours is not None and theirs is not None:
             found.append(Beside(work, ours, theirs))

@@ -43,7 +43,7 @@ def measure(context: Context) -> None:
     for count in COUNTS[: 2 if context.quick else None]:
         with Lab() as lab, contextlib.ExitStack() as stack:
             lab.a.run(many_ports)
-            loads = _open(context, lab, stack, count)
+            loads = open_all(context, lab, stack, count)
             # Without --netns, the capture would hold the sockets of the other end too.
             place = f"/proc/{os.getpid()}/fd/{lab.a.namespace.fd}"
             tool = tools.collect("collect", "--netns", place)
@@ -53,7 +53,7 @@ def measure(context: Context) -> None:
                 context.results.add(NAME, PROGRAM_NS, f"{count:,}", ns)
 
 
-def _open(context: Context, lab: Lab, stack: contextlib.ExitStack, count: int) -> list[Load]:
+def open_all(context: Context, lab: Lab, stack: contextlib.ExitStack, count: int) -> list[Load]:
     """Opens `count` connections, over as many loads as the limit of open files needs."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1] - SPARE_FILES
     number = -(-count // min(limit, MOST_PORTS))
@@ -68,7 +68,7 @@ def _open(context: Context, lab: Lab, stack: contextlib.ExitStack, count: int) -
     return loads
 
 
-def _robin(loads: list[Load], seconds: float) -> float:
+def robin(loads: list[Load], seconds: float) -> float:
     """Round trips a second, one load after the other."""
     done = [load.run(f"robin {seconds / len(loads)}") for load in loads]
     return sum(one.count for one in done) / sum(one.seconds for one in done)
@@ -77,12 +77,12 @@ def _robin(loads: list[Load], seconds: float) -> float:
 def _capture(context: Context, loads: list[Load], tool: Tool, case: str) -> None:
     seconds = context.pick(0.5, 0.3)
     add = context.results.add
-    add(NAME, BARE_TRIPS, case, _robin(loads, seconds))
+    add(NAME, BARE_TRIPS, case, robin(loads, seconds))
     begun = time.monotonic()
     with tool.running(context.folder) as it:
         add(NAME, READY, case, time.monotonic() - begun)
         _settle(it)
-        add(NAME, TRIPS, case, _robin(loads, seconds))
+        add(NAME, TRIPS, case, robin(loads, seconds))
         cpu_s = it.cpu_s()
         outcome = it.end()
     add(NAME, LOST, case, outcome.lost)
@@ -112,7 +112,7 @@ def _time_programs(
             while walk is not None and walk.step():
                 discard(rings)
             before = _runs(kernel)
-            _robin(loads, context.pick(0.4, 0.2))
+            robin(loads, context.pick(0.4, 0.2))
             after = _runs(kernel)
             if walk is not None:
                 walk.close()

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.benchmark.work import working
-from scripts.experiments import tools
+from scripts.experiments import interleaved, tools
 from scripts.experiments.context import BIN, Context
-from scripts.experiments.interleaved import measure_one
+from scripts.experiments.load import Done
 from scripts.experiments.tools import Tool
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.plan.columns import EVENT, choose_columns, load_schema
@@ -25,17 +26,23 @@ SAME = "collect, perf's events"
 FULL = "collect --columns full"
 ALL = "collect --locations all"
 RINGS = {f"collect --rings {name}": name for name in ("bpf", "perf")}
+OFF = "off"
+"""Without a tool, beside the same before and after."""
 PERF = "perf record tcp:tcp_probe"
 BPFTRACE = "bpftrace to a file"
 TCPDUMP = "tcpdump -s 96"
 TRACE_CMD = "trace-cmd record tcp:tcp_probe"
 TCPSTATES = "bcc tcpstates"
 TCPTOP = "bcc tcptop"
-# The targets compare these, so they get more rounds: single ones differ by 10 %.
-MAIN = (DEFAULT, COLUMNS, FILTERED, CHANGED, PERF)
-MORE_ROUNDS = 3
+# The targets compare these, so they get more rounds.
+MAIN = (OFF, DEFAULT, PERF, TCPDUMP, FILTERED)
+MORE_ROUNDS, FEW_ROUNDS = 2, 3
+"""Of MAIN times as many rounds; of the other cases at most so many."""
 QUICK = (DEFAULT, COLUMNS, FILTERED, PERF)
-CASES = (*MAIN, SAME, FULL, ALL, *RINGS, BPFTRACE, TCPDUMP, TRACE_CMD, TCPSTATES, TCPTOP)
+CASES = (
+    *MAIN, COLUMNS, CHANGED, SAME, FULL, ALL, "collect --rings perf", BPFTRACE, TRACE_CMD,
+    TCPSTATES, TCPTOP,
+)  # fmt: skip
 FIELDS = "fields"
 SEGMENTS = ("--locations", "SEGMENT_RECEIVED")
 PERF_COLUMNS = (
@@ -85,18 +92,32 @@ def find_tools(context: Context, lab: Lab) -> list[Tool]:
 
 
 def measure(context: Context) -> None:
-    """Nothing, a tool, nothing, the next tool, and so on, under all the work."""
+    """Off, a tool, off, the next tool, and so on, under all the work."""
     event = load_schema().event(EVENT)
     context.results.add(NAME, FIELDS, DEFAULT, len(choose_columns(event, "default")))
     context.results.add(NAME, FIELDS, PERF, len(PERF_COLUMNS))
     with working(context, NAME) as worker:
         wanted = find_tools(context, worker.lab)
         for number in context.each_round(NAME, 1 if context.quick else MORE_ROUNDS):
-            before = worker.run()
+            off = [worker.run()]
             for tool in wanted:
                 if context.results.is_skipped(NAME, tool.name):
                     continue
-                if number >= context.rounds and tool.name not in MAIN:
+                if number >= FEW_ROUNDS and tool.name not in MAIN:
                     continue
                 with tools.tolerating(context, NAME, tool):
-                    before = measure_one(context, NAME, worker, tool, tool.name, before)
+                    off.append(
+                        interleaved.measure_one(context, NAME, worker, tool, tool.name, off[-1])
+                    )
+            _add_off(context, off)
+        near = worker.nearness
+        context.results.note(
+            NAME, f"Work between two CPUs was done {near.seen} times, {near.far} of them while the "
+            "two were far from each other ([why](tried.md))",
+        )  # fmt: skip
+
+
+def _add_off(context: Context, off: Sequence[dict[str, Done]]) -> None:
+    """What one finds of a tool that is not there: off between the off before and after it."""
+    for before, during, after in zip(off, off[1:], off[2:], strict=False):
+        interleaved.add(context, NAME, OFF, before, during, after)

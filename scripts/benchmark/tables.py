@@ -6,7 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scripts.benchmark import drain, inkernel, rates, reading, scale, sizes, slowdown, startup
-from scripts.benchmark.means import beside, each_beside, mean_cpu, mean_slowdown
+from scripts.benchmark.means import (
+    STEADY,
+    beside,
+    deciding,
+    each_beside,
+    mean_cpu,
+    mean_slowdown,
+    scatter_of,
+)
 from scripts.benchmark.targets import faster_than_perf, targets, whole_cost_us
 from scripts.benchmark.work import WORK
 from scripts.experiments import interleaved, program_runs
@@ -30,13 +38,16 @@ def of_targets(results: Results) -> Table:
 
 
 def _of_slowdown(results: Results) -> list[Table]:
-    cases = [case for case in slowdown.CASES if results.all(slowdown.NAME, "records", case)]
+    done = [work for work in WORK if results.all(slowdown.NAME, work, slowdown.DEFAULT)]
+    cases = [
+        case for case in slowdown.CASES if any(results.all(slowdown.NAME, w, case) for w in done)
+    ]
     rows = []
     for case in cases:
         mean, cpu = mean_slowdown(results, case), mean_cpu(results, case)
         records = results.median(slowdown.NAME, "records", case)
         perf = beside(results, case, slowdown.PERF)
-        each = each_beside(results, case, slowdown.PERF)
+        each = [] if case == slowdown.OFF else each_beside(results, case, slowdown.PERF)
         rows.append([
             case, NONE if mean is None else mean.text,
             NONE if perf is None or perf.other.value <= 0 else number(perf.ratio),
@@ -45,13 +56,14 @@ def _of_slowdown(results: Results) -> list[Table]:
             *(_text(results.spread(slowdown.NAME, subject, case)) for subject in COUNTS),
             *(_text(results.spread(slowdown.NAME, subject, case) if records else None)
               for subject in (interleaved.READER, interleaved.LOST_TIME)),
+            _percents(results.spread(slowdown.NAME, interleaved.READER_SHARE, case)),
         ])  # fmt: skip
-    done = [work for work in WORK if results.all(slowdown.NAME, work, slowdown.DEFAULT)]
+    main = [case for case in cases if case in slowdown.MAIN]
     places = (
         ("Between two namespaces", [work for work in done if not WORK[work].loopback]),
         ("Over loopback", [work for work in done if WORK[work].loopback]),
     )
-    bare = []
+    bare, steady = [], [work for work in deciding(results) if work in done]
     for work in done:
         rate = results.spread(slowdown.NAME, work, interleaved.bare(slowdown.DEFAULT))
         bare.append([work, _text(rate, 2, WORK[work].scale), WORK[work].unit])
@@ -60,13 +72,15 @@ def _of_slowdown(results: Results) -> list[Table]:
             "All work together",
             ("", "mean slowdown", "of perf's", "worst work, of perf's", "CPU of both ends, times",
              "records in a round", "lost by its own count", "reader's CPU, us a record",
-             "time lost, us a record"),
+             "time lost, us a record", "reader's share of a CPU"),
             rows,
             "Slowdown: how much longer the same work took than around it without the tool. Mean: "
-            f"of the {len(done)} kinds of work, with its standard error. Worst: where it is most "
-            "above perf's; both slowdowns, where perf's may be noise. Time lost: by which all the "
-            "work took longer.",
+            f"of the {len(steady)} kinds of work that decide, with its standard error. Worst: "
+            "where it is most above perf's; both slowdowns, where perf's may be noise. Off: no "
+            "tool, beside the same before and after. Time lost: by which all the work took "
+            "longer. Reader: the process of the tool.",
         ),
+        *_of_scatter(results, done, steady),
         *(
             Table(
                 f"{place}: how much longer the work takes",
@@ -86,7 +100,29 @@ def _of_slowdown(results: Results) -> list[Table]:
             for place, works in places if works
         ),
         Table("The work without any tool", ("", "rate", "unit"), bare),
+        Table(
+            "CPU time of both ends, us a request (or connection; of transfers: ms a GB)",
+            ("", *main),
+            [[work, *(_text(results.spread(slowdown.NAME, interleaved.cpu_subject(work), case), 2,
+                            1e6 if WORK[work].scale != 1 else 1) for case in main)]
+             for work in done],
+            "Processes alone, with what the kernel does in their system calls and interrupts.",
+        ),
     ]  # fmt: skip
+
+
+def _of_scatter(results: Results, done: list[str], steady: list[str]) -> list[Table]:
+    """How each work scatters, and what so decides."""
+    rows = [
+        [work, percent(scatter), "yes" if work in steady else "no: it scatters too much"]
+        for work in done if (scatter := scatter_of(results, work)) is not None
+    ]  # fmt: skip
+    note = (
+        "Standard deviation of a round, from the quartiles. All work is pinned: a CPU for each "
+        f"end, or one for both. What scatters by more than {percent(STEADY)} decides nothing."
+    )
+    title = "Off against off: how each work scatters"
+    return [Table(title, ("", "scatter", "it decides"), rows, note)] if rows else []
 
 
 def _slowdown(results: Results, case: str, work: str) -> str:

@@ -11,6 +11,7 @@ from scripts.experiments.tools import Tool
 
 BARE = "nothing"
 READER = "cpu_us"
+READER_SHARE = "reader's share of a CPU"
 LOST_TIME = "time lost, us a record"
 
 
@@ -46,17 +47,19 @@ def measure_one(
         outcome = it.end()
     after = worker.run()
     records = max(1, outcome.records)
-    lost_s = _add(context, section, case, before, during, after)
-    add = context.results.add
-    add(section, "records", case, outcome.records)
-    add(section, "lost", case, outcome.lost)
-    add(section, READER, case, 1e6 * outcome.cpu_s / records)
-    add(section, "bytes", case, outcome.bytes / records)
-    add(section, LOST_TIME, case, 1e6 * lost_s / records)
+    lost_s = add(context, section, case, before, during, after)
+    note = context.results.add
+    note(section, "records", case, outcome.records)
+    note(section, "lost", case, outcome.lost)
+    note(section, READER, case, 1e6 * outcome.cpu_s / records)
+    worked_s = sum(done.seconds for done in during.values())
+    note(section, READER_SHARE, case, outcome.cpu_s / worked_s)
+    note(section, "bytes", case, outcome.bytes / records)
+    note(section, LOST_TIME, case, 1e6 * lost_s / records)
     return after
 
 
-def _add(
+def add(
     context: Context,
     section: str,
     case: str,
@@ -68,14 +71,14 @@ def _add(
 
     Returns the seconds that all the work took longer.
     """
-    add = context.results.add
+    note = context.results.add
     lost_s = 0.0
     for subject, work in during.items():
         around = before[subject], after[subject]
         rate = sum(done.rate for done in around) / 2
-        add(section, subject, case, work.rate)
-        add(section, subject, bare(case), rate)
-        add(section, cpu_subject(subject), case, work.cpu_us)
-        add(section, cpu_subject(subject), bare(case), sum(done.cpu_us for done in around) / 2)
+        note(section, subject, case, work.rate)
+        note(section, subject, bare(case), rate)
+        note(section, cpu_subject(subject), case, work.cpu_us)
+        note(section, cpu_subject(subject), bare(case), sum(done.cpu_us for done in around) / 2)
         lost_s += work.seconds * (1 - work.rate / rate)
     return lost_s

@@ -20,12 +20,14 @@
  *     robin SECONDS                  64 bytes there and back on each in turn; COUNT: round trips
  *     getppid SECONDS RATE           system calls, at most RATE a second (0: any); COUNT: calls
  *     receive SECONDS RATE           recv() that finds nothing, the same way
+ *     distance CPU CPU               a cache line goes to and fro between them; COUNT: ways
  */
 /* clang-format on */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
@@ -41,7 +43,7 @@
 #include <unistd.h>
 
 enum { ECHO_PORTS = 8, MESSAGE = 64, BATCH = 256, CHUNK = 64, OPENED_AT_ONCE = 512 };
-enum { REQUESTS = 100, BLOCK = 1 << 16 };
+enum { REQUESTS = 100, BLOCK = 1 << 16, TURNS = 20000 };
 /* The kind of a descriptor, in the upper half of its epoll event. */
 enum { ECHO, SINK, LISTENER };
 
@@ -311,6 +313,33 @@ static long flood(int receiving, double seconds, double rate) {
     return calls;
 }
 
+static _Alignas(128) int turn;
+static int ends_at[2];
+
+static void *take_turns(void *arg) {
+    int me = *(int *)arg == ends_at[1];
+
+    pin(0, ends_at[me]);
+    for (int i = 0; i < TURNS; i++) {
+        while (__atomic_load_n(&turn, __ATOMIC_ACQUIRE) != me)
+            ;
+        __atomic_store_n(&turn, !me, __ATOMIC_RELEASE);
+    }
+    return 0;
+}
+
+/* Two threads, so that the client stays where it is. */
+static long distance(void) {
+    pthread_t threads[2];
+
+    for (int i = 0; i < 2; i++)
+        if (pthread_create(&threads[i], 0, take_turns, &ends_at[i]))
+            fail("thread");
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], 0);
+    return 2 * TURNS;
+}
+
 static long obey(const char *line, double start, pid_t server) {
     double seconds, rate;
     long number, other;
@@ -321,6 +350,8 @@ static long obey(const char *line, double start, pid_t server) {
         return 0;
     }
 
+    if (sscanf(line, "distance %d %d", &ends_at[0], &ends_at[1]) == 2)
+        return distance();
     message = MESSAGE;
     if (sscanf(line, "pingpong %ld %lf %ld", &number, &seconds, &message) >= 2)
         return pingpong(number, start + seconds);

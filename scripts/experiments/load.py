@@ -77,6 +77,11 @@ class Load:
         self._order(f"pin {client} {server}")
         self._answer()
 
+    def distance_ns(self, one: int, other: int) -> float:
+        """How long a cache line takes from a CPU to another one."""
+        done = self.run(f"distance {one} {other}")
+        return 1e9 * done.seconds / done.count
+
     def start(self, order: str) -> None:
         """Sends an order, see load.c; finish() waits for its end."""
         self._order(order)
@@ -111,7 +116,7 @@ def compile_load(folder: Path) -> Path:
         raise BenchError("there is no C compiler for the load", "apt install gcc libc6-dev")
     program = folder / "load"
     done = subprocess.run(
-        [compiler, "-O2", "-o", str(program), str(SOURCE)],
+        [compiler, "-O2", "-pthread", "-o", str(program), str(SOURCE)],
         capture_output=True,
         text=True,
         check=False,

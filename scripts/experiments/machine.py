@@ -41,7 +41,8 @@ def describe(root: Path) -> dict[str, str]:
 
 
 VERSIONS = (("perf", "--version"), ("tcpdump", "--version"), ("bpftrace", "--version"),
-            ("iperf3", "--version"))  # fmt: skip
+            ("iperf3", "--version"), ("nginx", "-v"), ("wrk", "-v"),
+            ("redis-server", "--version"))  # fmt: skip
 
 
 def _load() -> str:

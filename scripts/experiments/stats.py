@@ -39,12 +39,17 @@ def spread(values: Sequence[float]) -> Spread | None:
     return Spread(statistics.median(values), low, high, len(values))
 
 
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation from the quartiles, for a normal distribution; two values or more."""
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / 1.349
+
+
 def standard_error(values: Sequence[float]) -> float:
     """The standard error of their median, from the quartiles, for a normal distribution."""
     if len(values) < 2:
         return math.nan
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return (high - low) / 1.349 * math.sqrt(math.pi / 2 / len(values))
+    return deviation(values) * math.sqrt(math.pi / 2 / len(values))
 
 
 def ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:

@@ -22,7 +22,7 @@ from scripts.vm.tools import ROOT, cache, say
 
 STALL_S = 540.0
 """A guest that writes nothing for so long hangs; a test's own time limit is shorter."""
-APPEND = "maxcpus=1 tsc=reliable mitigations=off nowatchdog audit=0 tcpkmon-guest"
+APPEND = "tsc=reliable mitigations=off nowatchdog audit=0 tcpkmon-guest"
 """A test or guest.sh switches the second CPU on. The rest saves work for an emulated CPU."""
 BROKEN = re.compile(
     r"Kernel panic|\bBUG: (?!soft lockup|workqueue)|Oops:|general protection fault[,:]"
@@ -68,10 +68,13 @@ class Verdict:
 
 
 def boot_command(release: str, folder: Path, results: Path) -> list[str]:
-    """Boots the kernel and runs guest.sh, which finds the tests in `results`."""
+    """Boots the kernel and runs guest.sh, which finds the tests in `results`. TCPKMON_GUEST_CPUS:
+    how many CPUs it has, all of them on; else two, the second off."""
+    cpus = os.environ.get("TCPKMON_GUEST_CPUS", "")
     return [
         "vng", "--verbose", "--run", str(folder / "boot" / f"vmlinuz-{release}"), "--disable-kvm",
-        "--cpus", "2", "--memory", "4G", "--user", "root", "--force-9p", "--disable-monitor",
+        "--cpus", cpus or "2", "--memory", "4G", "--user", "root", "--force-9p",
+        "--disable-monitor",
         f"--rwdir={results}={results}",
         # One thread for both CPUs: with two, a CPU of qemu 7.2 sometimes runs into a breakpoint
         # that the other has already removed, when a tracepoint is switched on (Oops: int3).
@@ -79,7 +82,7 @@ def boot_command(release: str, folder: Path, results: Path) -> list[str]:
         "--qemu-opts=-accel tcg,thread=single -cpu Nehalem"
         " -fsdev local,id=cached,path=/,readonly=on,security_model=none,multidevs=remap"
         " -device virtio-9p-pci,fsdev=cached,mount_tag=cached",
-        "--append", APPEND,
+        "--append", APPEND if cpus else f"maxcpus=1 {APPEND}",
         "--exec", f"bash '{ROOT}/tests/vm/guest.sh' '{ROOT}' '{results}'",
     ]  # fmt: skip
 

@@ -66,6 +66,22 @@ def test_what_the_filter_leaves_out_is_not_in_the_table(lab: Lab) -> None:
         assert np.array_equal(accounts["attempts"], accounts["filtered"])
 
 
+@pytest.mark.parametrize("most", [32, 64])
+def test_as_many_have_an_identity_as_were_asked_for(most: int, lab: Lab) -> None:
+    """The records of all others are counted as lost."""
+    prepared = prepare(Wish(existing=False, connections=most))
+    with started(prepared, lab) as kernel, listening(lab.b, lab.b.address4) as listener:
+        pairs = [join(lab.a, listener, lab.b.address4) for _ in range(20)]
+        assert in_table(kernel) == min(most, 41)
+        assert (kernel.heads()["accounts"]["table_full"].sum() > 0) == (most < 41)
+        for pair in pairs:
+            pair.close()
+        wait_until(lambda: in_table(kernel) <= 1)
+        with_room = join(lab.a, listener, lab.b.address4)
+        assert in_table(kernel) == 3, "there is room again"
+        with_room.close()
+
+
 def test_casts_that_this_kernel_does_not_take(monkeypatch: pytest.MonkeyPatch, lab: Lab) -> None:
     """The helper takes their place."""
     prepared = prepare(Wish(existing=False, locations="SEGMENT_RECEIVED", kinds=("btf",)))

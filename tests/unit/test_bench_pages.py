@@ -13,6 +13,7 @@ from test_bench_stats import filled
 from scripts.benchmark import pages
 from scripts.benchmark.main import MEASURES
 from scripts.benchmark.report import markdown
+from scripts.benchmark.work import WORK
 from scripts.experiments.results import Results
 from scripts.experiments.stats import number, percent
 from tcpkmon.formats.base.errors import FileError, UsageError
@@ -49,7 +50,8 @@ def test_name_of_a_page_is_that_of_the_model(model: str, name: str) -> None:
 def test_headline_is_of_the_results_and_comes_back_from_json(whole: Results) -> None:
     page = pages.headline(whole)
     assert (page.date, page.tree, page.kernel) == ("2026-11-23", "abc1234", "6.18")
-    assert page.default is not None and page.default.mean == 0.25 and page.default.works == 11
+    assert page.default is not None
+    assert (page.default.mean, page.default.works) == (0.25, len(WORK))
     assert page.other_ports == pytest.approx(0.0204)
     assert pages.Page.from_json(page.to_json()) == page
     for text in ("[]", "{}", "3", "{", '{"default": null, "perf_columns": null, "other": 1}'):
@@ -73,7 +75,7 @@ def test_a_run_writes_the_page_of_its_model_and_leaves_the_others(
     assert not list(tmp_path.rglob("*.new"))
     index = written[-1].read_text()
     assert "| [AMD](benchmark/amd-epyc.md) | d | t (x) | - | - | - |" in index
-    assert "abc1234 | 0.25, mean of 11; worst: " in index and " 2.0 % |" in index
+    assert f"abc1234 | 0.25, mean of {len(WORK)}; worst: " in index and " 2.0 % |" in index
     # Measured again: the page is another, and the index has one line of it.
     whole.machine["tree"] = "def5678"
     pages.write(whole, tmp_path, list(MEASURES))

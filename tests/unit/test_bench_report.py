@@ -50,7 +50,7 @@ def test_page_has_every_section_that_was_measured(results: Results) -> None:
     assert set(SECTIONS) == set(MEASURES)
     for title, _ in SECTIONS.values():
         assert f"## {title}\n" in page
-    for part in ("one \\| two", "| collect | 25.0 % | 0.25 |", "1 connection: 0.25",
+    for part in ("one \\| two", "| collect | 25.0 % | 0.25 |", "4 kB files: 0.25",
                  "Over loopback", "25.0 %", "Skipped: tcpkmon export"):
         assert part in page
     # Less an empty program (elsewhere than at tracepoints two): 1020 - 60; never below nothing.

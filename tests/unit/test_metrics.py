@@ -425,12 +425,11 @@ def test_unix_sockets(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("columns", ["default", "classic,conn_id,state"])
 def test_connections_whose_end_was_lost_make_room(
-    monkeypatch: pytest.MonkeyPatch, columns: str
+    columns: str,
 ) -> None:
     """The end of a connection may be lost, or left out by a budget."""
-    monkeypatch.setattr("tcpkmon.collector.metrics.connections.MOST", 1024)
     layout = make_layout(SCHEMA, choose_columns(SCHEMA.event("SNAPSHOT"), columns), ())
-    table = Connections(layout.dtype, AT, 0.0)
+    table = Connections(layout.dtype, AT, 0.0, most=1024)
     for low in range(1, 2001, 100):
         entries = np.zeros(101, layout.dtype)
         entries["conn_id"] = [*range(low, low + 100), 1]  # 1 stays in use
