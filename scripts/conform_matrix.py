@@ -3,101 +3,34 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
-import socket
+import re
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
+from scripts import conform_breaks, conform_plays, conform_scenarios
+from scripts.conform_plays import PATHS, Judged, judge
 from scripts.experiments.report import write_part
-from tcpkmon.collector.capturing import start
-from tcpkmon.collector.lab.lab import Lab
-from tcpkmon.collector.lab.link import Link, Way
-from tcpkmon.collector.lab.pair import Pair, join, listening
+from scripts.vm.kernels import version_key
+from scripts.vm.tools import cache
 from tcpkmon.collector.linux.machine import describe_machine
-from tcpkmon.formats.analysis.conform import RULES, Verdicts, conform, why_unsure
-from tcpkmon.formats.analysis.why import Source
+from tcpkmon.formats.analysis.conform import RULES
 from tcpkmon.formats.base.cli import run
-from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.base.errors import KernelError
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "conformance.md"
-SERVER = "10.77.0.2"
-_BACK = Way(delay_ms=10)
-Play = Callable[[Lab, Pair], None]
-
-
-def bulk(lab: Lab, pair: Pair, seconds: float = 1.5) -> None:
-    """As much as goes through in this time."""
-    pair.client.settimeout(0.2)
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        with suppress(OSError):
-            pair.client.send(bytes(1 << 16))
-
-
-def outage(lab: Lab, pair: Pair) -> None:
-    """For a second nothing arrives: the timer sends again and backs off."""
-    bulk(lab, pair, 0.5)
-    assert lab.wire is not None and lab.link is not None
-    lab.wire.change(0, Way(rate_mbit=20, delay_ms=10, queue_bytes=60_000, down=True))
-    bulk(lab, pair, 1.2)
-    lab.wire.change(0, lab.link.there)
-    bulk(lab, pair, 1.5)
-
-
-def pause(lab: Lab, pair: Pair) -> None:
-    """Two bursts with a pause of many timeouts between them."""
-    for _ in range(2):
-        pair.client.sendall(bytes(400_000))
-        time.sleep(1.5)
-
-
-PATHS: dict[str, tuple[Way, Play]] = {
-    "queue": (Way(rate_mbit=20, delay_ms=10, queue_bytes=60_000), bulk),
-    "loss": (Way(rate_mbit=20, delay_ms=10, loss_percent=2), bulk),
-    "reordering": (Way(rate_mbit=20, delay_ms=10, reorder_percent=3, reorder_ms=5), bulk),
-    "bursts of loss": (Way(rate_mbit=20, delay_ms=10, burst_percent=1, burst_packets=8), bulk),
-    "outage": (Way(rate_mbit=20, delay_ms=10, queue_bytes=60_000), outage),
-    "pause": (Way(rate_mbit=100, delay_ms=10), pause),
-}
-
-
-def play(path: Path, name: str, algorithm: str, settings: dict[str, str] | None = None) -> Verdicts:
-    """One transfer over the path of this name, captured into a file, and judged.
-
-    settings: of net.ipv4, in the sender's namespace.
-    """
-    way, act = PATHS[name]
-    with Lab(link=Link(way, _BACK)) as lab:
-        for key, value in (settings or {}).items():
-            lab.a.run(lambda key=key, value=value: Path("/proc/sys/net/ipv4", key)
-                      .write_text(value))  # type: ignore[misc]  # fmt: skip
-        options = ["--netns", lab.a.name, "--quiet", "--columns", "all", "--format", "psc"]
-        with start(["tcp"], path, force=True, options=options, buffer_mb=32):
-            with listening(lab.b, SERVER) as listener:
-                chosen = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm.encode())
-                pair = join(lab.a, listener, SERVER, [chosen])  # type: ignore[list-item]
-            reading = threading.Thread(target=_drain, args=(pair.server,), daemon=True)
-            reading.start()
-            with suppress(OSError):
-                act(lab, pair)
-            pair.close()
-            reading.join(5)
-    with Source(path) as source:
-        return conform(source, why_unsure(format_of(path).verify(path)))
-
-
-def _drain(server: socket.socket) -> None:
-    with suppress(OSError):
-        while server.recv(1 << 16):
-            pass
+Play = Callable[[Path, str, str], None]
 
 
 def rules_table() -> str:
@@ -109,41 +42,170 @@ def rules_table() -> str:
     return "\n".join((head, *(row.replace("<-", "\\<-") for row in rows)))
 
 
+@dataclass
+class Tally:
+    """What the captures with one congestion control show. counts: (rules, 3)."""
+
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros((len(RULES), 3), np.int64))
+    untellable: dict[str, str] = field(default_factory=dict)
+    proven: int = 0
+    others: int = 0
+
+    @classmethod
+    def read(cls, told: dict[str, Any]) -> Tally:
+        """What write() made, perhaps with other rules."""
+        counts = [told["counts"].get(rule.name, [0, 0, 0]) for rule in RULES]
+        return cls(np.array(counts), told["untellable"], told["proven"], told["others"])
+
+    def write(self) -> dict[str, Any]:
+        """As JSON has it."""
+        names = (rule.name for rule in RULES)
+        counts = dict(zip(names, self.counts.tolist(), strict=True))
+        return {"counts": counts, "untellable": self.untellable, "proven": self.proven,
+                "others": self.others}  # fmt: skip
+
+    def add(self, judged: Judged) -> None:
+        self.counts += sum(judged.verdicts.counts.values(), np.zeros_like(self.counts))
+        self.untellable |= judged.verdicts.untellable
+        self.proven += judged.proven
+        self.others += not judged.proven
+
+
+def take(folder: Path, play: Play, names: Iterable[str], algorithm: str, until: float) -> Tally:
+    """Plays what the folder has no proven capture of, judges all, and prints each alarm. until: it
+    begins no play after that (CLOCK_MONOTONIC, s)."""
+    tally = Tally()
+    for name in names:
+        words = re.sub(r"\W+", "-", name)[:60]
+        mark = hashlib.sha256(name.encode()).hexdigest()[:6]
+        path = folder / f"{algorithm}-{words}-{mark}.pm"
+        judged = judge(path) if path.exists() else None
+        if judged is None or not judged.proven:
+            if time.monotonic() > until:
+                continue
+            play(path, name, algorithm)
+            judged = judge(path)
+        tally.add(judged)
+        for one in judged.verdicts.breaks:
+            click.echo(f"{path.name}: {one.rule.name}: {one}")
+        if not judged.proven:
+            click.echo(f"{path.name}: {judged.verdicts.unsure}")
+    return tally
+
+
+def of_guests() -> dict[str, Tally]:
+    """What tests/vm/test_vm_conform.py found in guests, by kernel and congestion control."""
+    read = (json.loads(path.read_text()) for path in (cache() / "conform").glob("*.json"))
+    return {
+        f"{one['kernel']} {name}": Tally.read(told)
+        for one in sorted(read, key=lambda one: version_key(one["kernel"]))
+        for name, told in sorted(one["tallies"].items())
+    }
+
+
+def matrix(tallies: dict[str, Tally]) -> str:
+    """A row for each rule, a column for each kernel and congestion control."""
+    lines = ["Kept / broken / cannot tell:", "",
+             f"| rule | {' | '.join(tallies)} |", f"| --- |{' ---: |' * len(tallies)}"]  # fmt: skip
+    for at, rule in enumerate(RULES):
+        cells = [
+            one.untellable.get(rule.name) or " / ".join(f"{n:,}" for n in one.counts[at].tolist())
+            for one in tallies.values()
+        ]
+        lines.append(f"| `{rule.name}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def alarms(tallies: dict[str, Tally]) -> str:
+    """How many captures there are, and how often a rule is broken in them."""
+    lines = [f"Kernel {_machine()}:", "",
+             "| captures | proven | not proven | kept | broken | cannot tell |",
+             "| --- | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    for name, one in tallies.items():
+        numbers = " | ".join(f"{n:,}" for n in one.counts.sum(axis=0).tolist())
+        lines.append(f"| {name} | {one.proven} | {one.others} | {numbers} |")
+    return "\n".join(lines)
+
+
+def breaks(folder: Path) -> str:
+    """What breaks a rule on this kernel, and how often it was seen."""
+    lines = ["| rule | what breaks it | broken |", "| --- | --- | ---: |"]
+    for name, one in conform_breaks.BREAKS.items():
+        try:
+            found = conform_breaks.play(folder / "broken.pm", name).verdicts
+        except KernelError as error:
+            click.echo(f"{name}: {error}")
+            continue
+        for rule in (rule for rule in RULES if found.total(rule)[1]):
+            lines.append(f"| `{rule.name}` | {one.how} | {found.total(rule)[1]:,} |")
+    return "\n".join(lines)
+
+
+def _machine() -> str:
+    return f"{platform.release()}, {describe_machine()['cpu_model']}"
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--docs", is_flag=True, help="Write the matrix into docs/conformance.md.")
+@click.option("--docs", is_flag=True, help="Write what was found into docs/conformance.md.")
 @click.option("--only", default="", metavar="NAME", help="This congestion control alone.")
+@click.option("--scenarios", is_flag=True,
+              help="Play the scenarios of scripts/why-scenarios too: an hour.")
+@click.option("--minutes", type=click.FloatRange(0), default=1e6, metavar="N",
+              help="Begin no play after so many minutes.")
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
-              help="Keep the captures here.")
-def command(docs: bool, only: str, keep: Path | None) -> int:
+              help="Keep the captures here; those that are there are not played again.")
+@click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Write what was found; nothing is broken on purpose then.")
+@click.option("--read", "earlier", multiple=True, metavar="FILE",
+              type=click.Path(dir_okay=False, path_type=Path),
+              help="Take what --json wrote in place of playing; several times.")
+def command(
+    docs: bool, only: str, scenarios: bool, minutes: float, keep: Path | None,
+    output: Path | None, earlier: tuple[Path, ...],
+) -> int:  # fmt: skip
     """Play transfers with each congestion control, and count which rules they keep."""
     known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
-    counts = {}
+    names = sorted(name for name in known if only in name and "tcpkmon" not in name)
+    until = time.monotonic() + 60 * minutes
+    of_paths: dict[str, Tally] = {}
+    of_scenarios: dict[str, Tally] = {}
+    seen = ""
+    for path in earlier:
+        told = json.loads(path.read_text())
+        of_paths |= {name: Tally.read(one) for name, one in told["paths"].items()}
+        of_scenarios |= {name: Tally.read(one) for name, one in told["scenarios"].items()}
     with tempfile.TemporaryDirectory() as made:
         folder = keep or Path(made)
         folder.mkdir(exist_ok=True)
-        for algorithm in (one for one in sorted(known) if only in one):
-            tally = np.zeros((len(RULES), 3), np.int64)
-            for name in PATHS:
-                file = folder / f"{algorithm}-{name.replace(' ', '-')}.pm"
-                found = play(file, name, algorithm)
-                tally += sum(found.counts.values())
-                untellable = found.untellable
-                for one in found.breaks:
-                    click.echo(f"{algorithm}, {name}: {one.rule.name}: {one}")
-            counts[algorithm] = tally
-    machine = f"{platform.release()}, {describe_machine()['cpu_model']}"
-    lines = [f"Kernel {machine}; kept / broken / cannot tell:", "",
-             f"| rule | {' | '.join(counts)} |", f"| --- |{' ---: |' * len(counts)}"]  # fmt: skip
-    for at, rule in enumerate(RULES):
-        cells = [" / ".join(f"{n:,}" for n in tally[at].tolist()) for tally in counts.values()]
-        if rule.name in untellable:
-            cells = [untellable[rule.name]] * len(counts)
-        lines.append(f"| `{rule.name}` | {' | '.join(cells)} |")
-    text = "\n".join(lines)
+        for one in () if earlier else names:
+            of_paths[one] = take(folder, conform_plays.play, PATHS, one, until)
+            if scenarios:
+                each = conform_scenarios.EACH
+                of_scenarios[one] = take(folder, conform_scenarios.play, each, one, until)
+        if output is None:
+            seen = breaks(folder)
+    if output is not None:
+        parts = {"paths": of_paths, "scenarios": of_scenarios}
+        output.write_text(json.dumps({
+            part: {name: one.write() for name, one in tallies.items()}
+            for part, tallies in parts.items()
+        }))  # fmt: skip
+    kernel = platform.release()
+    table = matrix({f"{kernel} {name}": one for name, one in of_paths.items()} | of_guests())
+    counts = alarms({
+        f"{what}, {name}": one
+        for what, tallies in (("paths above", of_paths), ("scenarios of `why`", of_scenarios))
+        for name, one in tallies.items()
+    })  # fmt: skip
+    for text in (table, counts, seen):
+        click.echo(f"{text}\n")
     if docs:
         write_part(PAGE, "conform-rules", rules_table())
-        write_part(PAGE, "conform-matrix", text)
-    click.echo(text)
+        write_part(PAGE, "conform-matrix", table)
+    if docs and seen:
+        write_part(PAGE, "conform-breaks", seen)
+    if docs and of_scenarios:
+        write_part(PAGE, "conform-alarms", counts)
     return 0
 
 

@@ -16,7 +16,7 @@ _HEAD = """<!-- SPDX-License-Identifier: Apache-2.0 -->
     tcpkmon connections run.pm --where 'rport == 443 and main_limit == "rwnd"'
     tcpkmon connections run.pm --names tcptrace --format csv
     tcpkmon connections *.pm -o connections.parquet
-    tcpkmon connections --mptcp run.pm                  the MPTCP connections above them: docs/why.md
+    tcpkmon connections --mptcp run.pm          the MPTCP connections above them: docs/why.md
     tcpkmon why --intervals -o intervals.parquet run.pm
 
 `connections` has a row for each connection of a capture of the schema tcp, `intervals` one for each

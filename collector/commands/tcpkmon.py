@@ -19,8 +19,8 @@ ROOMS = {
     "tcpkmon.collector.commands.history": ("iscan", "monitor", "msmod"),
     "tcpkmon.formats.commands": (
         "anonymise", "check", "condense", "conform", "connections", "cut", "dataset", "decode",
-        "diff", "export", "flamegraph", "join", "latency", "magnet_parse", "pair", "repair",
-        "report", "requests", "sql", "translate", "verify", "why",
+        "diff", "export", "flamegraph", "join", "latency", "magnet_parse", "packetdrill", "pair",
+        "repair", "report", "requests", "sql", "translate", "verify", "why",
     ),
 }  # fmt: skip
 """The commands, by the room of their modules."""

@@ -35,17 +35,20 @@ BPF_MAP_CREATE, BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM, BPF_MAP_DELETE_ELEM = 
 BPF_PROG_LOAD = 5
 BPF_PROG_TEST_RUN, BPF_OBJ_GET_INFO_BY_FD, BPF_RAW_TRACEPOINT_OPEN = 10, 15, 17
 BPF_MAP_GET_FD_BY_ID = 14
+BPF_BTF_LOAD = 18
 BPF_LINK_CREATE, BPF_ENABLE_STATS, BPF_ITER_CREATE = 28, 32, 33
 
 BPF_MAP_TYPE_HASH, BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_PERF_EVENT_ARRAY = 1, 2, 4
 BPF_MAP_TYPE_PERCPU_ARRAY = 6
 BPF_MAP_TYPE_LPM_TRIE = 11
 BPF_MAP_TYPE_ARRAY_OF_MAPS, BPF_MAP_TYPE_RINGBUF = 12, 27
+BPF_MAP_TYPE_STRUCT_OPS = 26
 BPF_ANY, BPF_NOEXIST = 0, 1
 BPF_F_NO_PREALLOC, BPF_F_MMAPABLE = 1, 1 << 10
 
 BPF_PROG_TYPE_KPROBE, BPF_PROG_TYPE_PERF_EVENT = 2, 7
 BPF_PROG_TYPE_RAW_TRACEPOINT, BPF_PROG_TYPE_TRACING, BPF_PROG_TYPE_NETFILTER = 17, 26, 32
+BPF_PROG_TYPE_STRUCT_OPS = 27
 BPF_TRACE_RAW_TP, BPF_TRACE_FENTRY, BPF_TRACE_FEXIT, BPF_TRACE_ITER = 23, 24, 25, 28
 BPF_NETFILTER = 45
 BPF_STATS_RUN_TIME = 0
@@ -102,17 +105,28 @@ def map_create(
     flags: int = 0,
     name: str = "",
     inner_fd: int = 0,
+    kernel_type: int = 0,
+    btf_fd: int = 0,
 ) -> int:
     """Make a map; its file descriptor. Sizes are bytes.
 
-    inner_fd: for a map of maps, an example of the maps that it will hold.
+    inner_fd: for a map of maps, an example of the maps that it will hold. kernel_type: of the
+    values of a struct_ops map, by its number in the kernel's BTF; it needs a btf_fd too.
     """
     attributes = struct.pack(
         "=IIIIIII16sIIIIII", map_type, key_size, value_size, max_entries, flags, inner_fd, 0,
-        kernel_name(name), 0, 0, 0, 0, 0, 0,
+        kernel_name(name), 0, btf_fd, 0, 0, kernel_type, 0,
     )  # fmt: skip
     size = f"{max_entries} entries of {key_size}+{value_size} bytes"
     return _call(BPF_MAP_CREATE, attributes, f"making the BPF map {name or map_type} ({size})")
+
+
+def btf_load(types: bytes, strings: bytes = b"\0") -> int:
+    """The descriptor of types in BTF's format (Documentation/bpf/btf.rst)."""
+    head = struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(types), len(types), len(strings))
+    data = ctypes.create_string_buffer(head + types + strings, 24 + len(types) + len(strings))
+    attributes = struct.pack("=QQIIII", address(data), 0, len(data), 0, 0, 0)
+    return _call(BPF_BTF_LOAD, attributes, "loading BTF")
 
 
 def _element(fd: int, key: int, value: int, flags: int = 0) -> bytes:

@@ -24,6 +24,7 @@ __all__ = [
     "reconciled",
     "restore",
     "segments",
+    "sequence",
     "shedding",
     "streamed",
     "table_file",

@@ -121,3 +121,7 @@ MOST_TRIGGER_CHARACTERS = 1000
 """Of the text of a trigger."""
 MOST_TRIGGER_DEPTH = 40
 """Operators and brackets of a trigger."""
+
+# tcpkmon packetdrill.
+MOST_SCRIPT_RECORDS = 1 << 17
+"""Records of the connection of which a script is made."""

@@ -5,6 +5,6 @@ __all__ = [
     "anonymise", "check",
     "condense", "conform", "connections", "cut", "dataset", "decode",
     "diff",
-    "export", "flamegraph", "join", "latency", "magnet_parse", "pair",
+    "export", "flamegraph", "join", "latency", "magnet_parse", "packetdrill", "pair",
     "repair", "report", "requests", "sql", "translate", "verify", "why",
 ]  # fmt: skip

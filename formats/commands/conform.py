@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,13 @@ _HEAD = ("kept", "broken", "cannot tell")
 @ports_option
 @click.option("--rules", is_flag=True,
               help="List the rules, each with its sentence and what Linux does otherwise.")
+@click.option("--as", "judged_as", type=click.Choice(["reno", "cubic"]),
+              help="Judge sockets of other congestion controls by the rules of this one.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON: an object with `captures`.")
-def command(files: tuple[Path, ...], ports: tuple[str, ...], rules: bool, as_json: bool) -> int:
+def command(
+    files: tuple[Path, ...], ports: tuple[str, ...], rules: bool, judged_as: str | None,
+    as_json: bool,
+) -> int:  # fmt: skip
     """Check that the connections of captures of the schema tcp keep the rules of TCP's RFCs.
 
     For each rule: how often it was kept, how often and where it is broken, and how often that
@@ -53,10 +59,11 @@ def command(files: tuple[Path, ...], ports: tuple[str, ...], rules: bool, as_jso
     told: list[dict[str, Any]] = []
     seen: set[tuple[int, int]] = set()
     for paths in group(files):
-        unsure = why_unsure(one for path in paths for one in format_of(path).verify(path))
+        known = {path: format_of(path).verify(path) for path in paths}
+        unsure = why_unsure(chain(*known.values()))
         with Source(*paths) as source:
-            found = conform(source, unsure)
-            code = max(code, report(source, "conform", paths))
+            found = conform(source, unsure, judged_as or "")
+            code = max(code, report(source, "conform", paths, known))
         chosen = [*found.counts]
         if pairs:
             ends = [found.ends[one] for one in chosen]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.reader import complaints_of
 from tcpkmon.formats.commands.choosing import Chooser, choosing_options
 from tcpkmon.formats.commands.proof import exit_code
+
+if TYPE_CHECKING:
+    from tcpkmon.formats.commands.proof import Known
 
 _SHOWN = ("start", "laddr", "lport", "raddr", "rport", "role", "end_reason", "duration_us",
           "bytes_sent",
@@ -108,12 +111,13 @@ def _is_told(name: str, table: dict[str, Any]) -> bool:
     return name not in _IF_TOLD or any(value is not None for value in table[name])
 
 
-def report(source: Any, name: str, paths: Iterable[Path]) -> int:
-    """Print what is wrong with what was read of these paths; returns the exit code."""
+def report(source: Any, name: str, paths: Iterable[Path], known: Known | None = None) -> int:
+    """Print what is wrong with what was read of these paths; returns the exit code. known: what
+    verify says of them."""
     reader = source.reader
     for text in complaints_of(reader):
         say(f"tcpkmon {name}: {reader.path}: {for_terminal(text)}")
-    return exit_code(f"tcpkmon {name}", reader, paths)
+    return exit_code(f"tcpkmon {name}", reader, paths, known)
 
 
 def _list_columns() -> None:

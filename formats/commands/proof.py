@@ -3,32 +3,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.reader import Told, exit_code_of
 from tcpkmon.formats.registry import format_of
 
+if TYPE_CHECKING:
+    from tcpkmon.formats.verify import Report
 
-def exit_code(name: str, read: Told, paths: Iterable[Path]) -> int:
+    Known = Mapping[Path, Sequence[Report]]
+
+
+def exit_code(name: str, read: Told, paths: Iterable[Path], known: Known | None = None) -> int:
     """That of the command `name`, which read these paths to their end: 5, 3 or 0.
 
     A reader counts what it sees missing. Where that is nothing, the captures' own ledgers and
-    index are asked, as verify does, and what they say otherwise is printed. FileError.
+    index are asked, as verify does, and what they say otherwise is printed. known: what verify says
+    of them, if it was asked already. FileError.
     """
-    return exit_code_of(read) or contradicted(name, paths)
+    return exit_code_of(read) or contradicted(name, paths, known=known)
 
 
-def contradicted(name: str, paths: Iterable[Path], worst_only: bool = False) -> int:
+def contradicted(
+    name: str, paths: Iterable[Path], worst_only: bool = False, known: Known | None = None
+) -> int:
     """Print which of these captures do not add up or lack their end; returns the exit code.
 
     worst_only: losses and a missing end are none of the command's business.
     """
     code = 0
     for path in paths:
-        reports = format_of(path).verify(path)
+        reports = format_of(path).verify(path) if known is None else known[path]
         has_ledger = any(report.checkpoints or report.claimed for report in reports)
         for report in reports:
             is_wrong = report.error is not None or (has_ledger and bool(report.problems_total))

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes records of any file format as Parquet, Arrow, CSV, JSON lines, Perl hashes or pcapng."""
+"""Writes records for other programs: as Parquet, Arrow, CSV, JSON lines, Perl hashes, pcapng, and
+as scripts of packetdrill."""
 
-__all__ = ["bblog", "forms"]
+__all__ = ["bblog", "forms", "packetdrill"]

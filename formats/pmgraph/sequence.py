@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tcpkmon.formats.analysis.why import Source, ahead_of
+from tcpkmon.formats.analysis.why import Source
+from tcpkmon.formats.base.sequence import ahead_of
 from tcpkmon.formats.base.thinning import bins_of, starts_of
 from tcpkmon.formats.pmgraph.arrays import Array, Columns
 from tcpkmon.formats.pmgraph.downsample import Curve

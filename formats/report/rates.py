@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis import why
+from tcpkmon.formats.base.sequence import ahead_of
 
 Array = NDArray[Any]
 NAMES = ("sent, new and again", "goodput: acknowledged", "goodput: received")
@@ -50,7 +51,7 @@ class Rates:
         now = [piece[name][rows].astype(np.uint32) for name in _COLUMNS]
         before = self._numbers or [values[:1] for values in now]
         self._numbers = [values[-1:] for values in now]
-        steps = np.stack([why.ahead_of(values, np.r_[last, values[:-1]])
+        steps = np.stack([ahead_of(values, np.r_[last, values[:-1]])
                           for values, last in zip(now, before, strict=True)])  # fmt: skip
         steps = np.maximum(steps, 0).astype(np.int64)
         steps[0] += np.where(piece["location"][rows] == _RETRANSMIT, piece["seg_len"][rows], 0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -207,7 +208,11 @@ def show_failures(release: str, results: Path) -> None:
 
 
 def keep_seen(release: str, results: Path) -> None:
-    """Keeps what was seen, for scripts/kernels; adds earlier records of ways that are the same."""
+    """Keeps what was seen, for scripts/kernels and scripts/conform; adds earlier records of ways
+    that are the same."""
+    if (judged := results / "conform.json").exists():
+        (cache() / "conform").mkdir(exist_ok=True)
+        shutil.copy(judged, cache() / "conform" / f"{release}.json")
     seen, kept = results / "seen.json", cache() / "seen" / f"{release}.json"
     if not seen.exists():
         return

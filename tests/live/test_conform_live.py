@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tcpkmon conform on transfers over a test link: no false alarm, and a setting that breaks a rule.
+"""tcpkmon conform on transfers over a test link: no false alarm, and what breaks a rule for real.
 
 scripts/conform plays all paths with all congestion controls.
 """
@@ -10,14 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from scripts.conform_matrix import play
-from tcpkmon.formats.analysis.conform import RULES, Verdicts
+from scripts import conform_breaks
+from scripts.conform_control import Control, registered
+from scripts.conform_plays import Judged, judge, play
+from tcpkmon.formats.analysis.conform import RULES
+
+ALWAYS = ("idle", "repair", "loss window", "many cuts")
+"""One of each kind; --full plays the others too."""
 
 
-def told(found: Verdicts) -> dict[str, int]:
-    """How often each rule is kept; none is broken."""
-    assert not found.broken(), [f"{one.rule.name}: {one}" for one in found.breaks]
-    return {rule.name: int(found.total(rule)[0]) for rule in RULES}
+def told(found: Judged, column: int = 0) -> dict[str, int]:
+    """How often each rule is kept (0) or broken (1)."""
+    return {rule.name: int(found.verdicts.total(rule)[column]) for rule in RULES}
 
 
 @pytest.mark.parametrize(
@@ -25,16 +29,41 @@ def told(found: Verdicts) -> dict[str, int]:
     [
         ("cubic", "outage", ("window", "cwnd", "growth", "loss_window", "backoff")),
         ("cubic", "pause", ("restart", "validation")),
+        ("reno", "marks", ("ssthresh", "once", "reduced", "recovery")),
+        ("reno", "lost ends", ("probe",)),
+        ("cubic", "both ways", ("sample",)),
     ],
 )
 def test_a_transfer_keeps_the_rules(
     algorithm: str, path: str, judged: tuple[str, ...], tmp_path: Path
 ) -> None:
-    kept = told(play(tmp_path / "run.pm", path, algorithm))
+    play(tmp_path / "run.pm", path, algorithm)
+    found = judge(tmp_path / "run.pm")
+    assert not found.verdicts.broken(), [f"{x.rule.name}: {x}" for x in found.verdicts.breaks]
+    kept = told(found)
     assert all(kept[name] for name in judged), kept
 
 
-def test_without_slow_start_after_idle_a_rule_is_broken(tmp_path: Path) -> None:
-    found = play(tmp_path / "run.pm", "pause", "cubic", {"tcp_slow_start_after_idle": "0"})
-    assert {one.rule.name for one in found.breaks} == {"restart"}
-    assert found.breaks[0].values["snd_cwnd_segs"][1] > 20
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ALWAYS else pytest.param(name, marks=pytest.mark.full)
+        for name in conform_breaks.BREAKS
+    ],
+)
+def test_what_breaks_a_rule(name: str, tmp_path: Path) -> None:
+    """A setting, or a congestion control of our own, breaks this rule and no other."""
+    found = told(conform_breaks.play(tmp_path / "run.pm", name), 1)
+    one = conform_breaks.BREAKS[name]
+    seen = {rule for rule, count in found.items() if count}
+    assert {*one.rules} <= seen <= {*one.rules, *one.may}
+
+
+@pytest.mark.full
+def test_reno_of_our_own_breaks_none(tmp_path: Path) -> None:
+    """The congestion control that is changed to break rules keeps them where it is not."""
+    with registered(Control()) as name:
+        play(tmp_path / "run.pm", "bursts of loss", name)
+    found = judge(tmp_path / "run.pm", "reno")
+    assert not found.verdicts.broken(), [f"{x.rule.name}: {x}" for x in found.verdicts.breaks]
+    assert told(found)["recovery"] and told(found)["growth"]

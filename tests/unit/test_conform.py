@@ -18,6 +18,7 @@ from tcpkmon.formats.analysis.check.span import Proof
 from tcpkmon.formats.analysis.conform import RULES, Verdicts, conform
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base import control
+from tcpkmon.formats.commands import proof
 from tcpkmon.formats.commands.conform import command
 from tcpkmon.formats.psc.columns import Column, entry_dtype
 from tcpkmon.formats.psc.header import encode_header, writer_header
@@ -25,7 +26,8 @@ from tests.unit.captures import columns_for
 from tests.unit.why_capture import CLOCK, DEFAULT
 
 FURTHER = DEFAULT | dict.fromkeys(
-    ("seg_ack", "rto_us", "delivered", "prior_cwnd", "tlp_high_seq", "max_packets_out"), 4
+    ("seg_ack", "rto_us", "delivered", "prior_cwnd", "tlp_high_seq", "max_packets_out",
+     "undo_marker", "high_seq"), 4
 ) | dict.fromkeys(("backoff", "pending", "is_cwnd_limited"), 2) | {"ca_name": 16}
 LOCATIONS = dict.fromkeys(
     ("SEGMENT_RECEIVED", "RETRANSMIT", "CONG_STATE", "STATE_CHANGE", "RTO", "CWND_UNDO"), "btf"
@@ -145,6 +147,54 @@ def test_a_missing_record_leaves_it_open(name: str, tmp_path: Path) -> None:
     assert found[name][1] == 0 and found[name][2] == 1
 
 
+SENT_AGAIN = {"location": 2, "ca_state": 4, "lost_out": 10, "retrans_out": 1, "seg_seq": 1000}
+CUT = IN_RECOVERY | {"snd_ssthresh": 9}
+
+
+@pytest.mark.parametrize(
+    ("name", "records", "change"),
+    [
+        ("loss_window", [{}, {"location": 14}, TIMER, SENT_AGAIN | {"snd_cwnd_segs": 1}],
+         {"snd_cwnd_segs": 100}),
+        ("once", [LOSS, IN_RECOVERY, CUT | {"snd_una": 11_000}], {"snd_una": 10_999}),
+        ("once", [LOSS, IN_RECOVERY, CUT | {"ca_state": 4}], {"ca_state": 3}),
+        ("once", [LOSS | {"undo_marker": 1000}, {"snd_ssthresh": 10}, LOSS | {"undo_marker": 999}],
+         {"snd_una": 1000}),
+    ],
+)  # fmt: skip
+def test_what_else_breaks_a_rule(
+    name: str, records: list[dict[str, Any]], change: dict[str, Any], tmp_path: Path
+) -> None:
+    """When the timer sends again, where only the threshold tells, after an undo."""
+    assert counts(write(tmp_path / "kept.pm", records))[name][1] == 0
+    if records[0].get("undo_marker"):  # it is not undone
+        records[1]["undo_marker"] = 1000
+    edited = [*records[:-1], records[-1] | change]
+    assert counts(write(tmp_path / "broken.pm", edited))[name][1] == 1
+
+
+def test_a_reduction_that_goes_on_is_sure_though_records_may_be_missing(tmp_path: Path) -> None:
+    """undo_marker and high_seq say that none was undone and none followed."""
+    records = [LOSS | {"undo_marker": 1000, "high_seq": 11_000},
+               IN_RECOVERY | {"undo_marker": 1000, "high_seq": 11_000, "snd_cwnd_segs": 21}]
+    path = write(tmp_path / "a.pm", records, unseen="process 1")
+    assert counts(path)["recovery"] == [0, 1, 0]
+    records[1]["high_seq"] = 12_000
+    assert counts(write(tmp_path / "b.pm", records, unseen="process 1"))["recovery"] == [0, 0, 1]
+
+
+def test_another_algorithm_is_judged_as_reno(tmp_path: Path) -> None:
+    other = [one | {"ca_name": b"mine"} for one in broken("ssthresh")]
+    path = write(tmp_path / "a.pm", other)
+    assert not judge(path).broken()
+    done = CliRunner().invoke(command, [str(path), "--as", "reno"], standalone_mode=False)
+    assert done.return_value == 6 and "ssthresh is broken" in done.output
+    known = [one | {"ca_name": b"cubic"} for one in broken("ssthresh")]
+    done = CliRunner().invoke(command, [str(write(tmp_path / "b.pm", known)), "--as", "reno"],
+                              standalone_mode=False)  # fmt: skip
+    assert done.return_value == 0  # cubic is still judged as cubic
+
+
 def test_what_the_kernel_shows_nobody_is_no_break(tmp_path: Path) -> None:
     """An acknowledgment between the records that none saw; a number that is wrong all the same."""
     moved = [{}, ACKED | {"packets_out": 14}]
@@ -161,6 +211,7 @@ def test_a_column_that_is_not_recorded(tmp_path: Path) -> None:
 def test_pieces_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many connections, whose records lie in different pieces: the same verdict of each."""
     records = [one for name in CASES for one in broken(name)]
+    records += [{}, {"location": 14}, TIMER, SENT_AGAIN | {"snd_cwnd_segs": 100}]
     path = write(tmp_path / "many.pm", records, flows=3)
     whole = judge(path)
     read = Source.read
@@ -191,6 +242,15 @@ def test_the_command(tmp_path: Path) -> None:
     assert told["breaks"][0]["rule"] == "probe" and told["connections"][0]["lport"] == 5001
     done = CliRunner().invoke(command, ["--rules"], standalone_mode=False)
     assert done.return_value == 0 and all(f"{rule.name}: " in done.output for rule in RULES)
+
+
+def test_a_capture_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "kept.pm", CASES["cwnd"][0])
+    done = CliRunner().invoke(command, [str(path)], standalone_mode=False)
+    assert done.return_value == 0
+    monkeypatch.setattr(proof, "format_of", None)  # what verify says is known
+    again = CliRunner().invoke(command, [str(path)], standalone_mode=False)
+    assert (again.return_value, again.output) == (0, done.output)
 
 
 @pytest.mark.parametrize(("names", "holds"), [((), False), (("rto_us",), True)])

@@ -3,5 +3,6 @@
 
 from tcpkmon.formats.analysis.conform.judging import RULES, Break, Verdicts, conform, why_unsure
 from tcpkmon.formats.analysis.conform.rule import Rule, Step
+from tcpkmon.formats.analysis.conform.walking import ALGORITHMS
 
-__all__ = ["RULES", "Break", "Rule", "Step", "Verdicts", "conform", "why_unsure"]
+__all__ = ["ALGORITHMS", "RULES", "Break", "Rule", "Step", "Verdicts", "conform", "why_unsure"]

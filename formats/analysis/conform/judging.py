@@ -11,7 +11,7 @@ import numpy as np
 
 from tcpkmon.formats.analysis.conform import recovery, rfc5681, rfc9293
 from tcpkmon.formats.analysis.conform.rule import Array, Rule
-from tcpkmon.formats.analysis.conform.walking import ALWAYS, Walked, walk
+from tcpkmon.formats.analysis.conform.walking import ALGORITHMS, ALWAYS, Walked, walk
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.text import address_of
 from tcpkmon.formats.verify import Report
@@ -69,9 +69,11 @@ class Verdicts:
         return int(sum(self.counts[one][:, _BROKEN].sum() for one in chosen))
 
 
-def conform(source: Source, unsure: str = "") -> Verdicts:
+def conform(source: Source, unsure: str = "", judged_as: str = "") -> Verdicts:
     """Judges a capture. unsure: why it is not sure that nothing is missing; then a rule on several
-    records that looks broken cannot be told, unless the numbers show that none is missing."""
+    records that looks broken cannot be told, unless the numbers show that none is missing.
+    judged_as: a congestion control of ALGORITHMS, by whose rules all others but those are judged.
+    """
     found = Verdicts(unsure or source.unseen())
     rules = []
     for rule in RULES:
@@ -79,12 +81,14 @@ def conform(source: Source, unsure: str = "") -> Verdicts:
             found.untellable[rule.name] = f"lacks the columns {', '.join(lacks)}"
         elif lacks := [name for name in rule.locations if not source.records(name)]:
             found.untellable[rule.name] = f"does not record {', '.join(lacks)}"
+        elif rule.undo and not ("undo_marker" in source.known or source.records("CWND_UNDO")):
+            found.untellable[rule.name] = "has neither undo_marker nor CWND_UNDO"
         else:
             rules.append(rule)
     needs = {name for rule in rules for name in rule.needs}
-    needs |= {"seg_ack"} & source.known
+    needs |= {"seg_ack", "undo_marker", "high_seq"} & source.known
     source.names = [*ALWAYS, *sorted(needs - {*ALWAYS})]
-    for walked in walk(source, bool(found.unsure)):
+    for walked in walk(source, bool(found.unsure), ALGORITHMS[judged_as]):
         ids, inverse = np.unique(walked.step.now["conn_id"], return_inverse=True)
         for at, conn_id in enumerate(ids.tolist()):
             if conn_id not in found.counts:

@@ -12,13 +12,14 @@ from tcpkmon.formats.analysis.conform.rule import (
     LOSS,
     OPEN,
     RECOVERY,
+    RENO,
     RETRANSMIT,
     SEGMENT_RECEIVED,
     Mask,
     Rule,
     Step,
-    ahead,
 )
+from tcpkmon.formats.base.sequence import ahead_of
 
 _SECOND_US = 1_000_000
 """The least that an administrator may set the largest timeout to (tcp_rto_max_ms)."""
@@ -56,8 +57,14 @@ def _probe(step: Step) -> tuple[Mask, Mask]:
 
 
 def _once(step: Step) -> tuple[Mask, Mask]:
-    applies = step.established & step.into(CWR, RECOVERY)
-    return applies, ahead(step.now["snd_una"], step.entry["snd_max"]) < 0
+    """Besides its states, reno's threshold tells: only a timeout may lower it once more."""
+    now, was = step.now, step.was
+    reacts = step.into(CWR, RECOVERY)
+    lowered = (now["snd_ssthresh"] < was["snd_ssthresh"]) & (now["ca"] == RENO)
+    lowered &= (now["ca_state"] <= RECOVERY) & (was["ca_state"] <= RECOVERY)
+    lowered &= (now["location"] != CONG_STATE) & (now["mss"] == was["mss"])
+    again = ahead_of(now["snd_una"], step.entry["snd_max"]) < 0
+    return step.established & (reacts | (lowered & again)), again
 
 
 def _end(step: Step) -> tuple[Mask, Mask]:
@@ -122,7 +129,7 @@ RULES = (
         _once,
         "A reduction that turns out to be needless is undone, and another one may follow in the "
         "same window (comment in tcp_fastretrans_alert(): Undo reverts the recovery state).",
-        across="entry", locations=("CONG_STATE", "CWND_UNDO"),
+        needs=("ca_name",), across="entry", locations=("CONG_STATE",), undo=True,
         shows=("snd_una", "snd_max", "snd_cwnd_segs", "snd_ssthresh"),
     ),
     Rule(
@@ -143,7 +150,7 @@ RULES = (
         _recovery,
         "At least one segment is sent (comment in tcp_cwnd_reduction(): force a fast retransmit), "
         "and the window of a sender that did not use it may be below what is in flight.",
-        needs=("ca_name",), across="entry", locations=("CONG_STATE", "CWND_UNDO"),
+        needs=("ca_name",), across="entry", locations=("CONG_STATE",), undo=True,
         shows=("snd_cwnd_segs", "snd_ssthresh", "packets_out"),
     ),
 )  # fmt: skip

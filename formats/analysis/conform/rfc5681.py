@@ -12,13 +12,14 @@ from tcpkmon.formats.analysis.conform.rule import (
     LOSS,
     RECOVERY,
     RENO,
+    RETRANSMIT,
     SEGMENT_RECEIVED,
     Array,
     Mask,
     Rule,
     Step,
-    ahead,
 )
+from tcpkmon.formats.base.sequence import ahead_of
 
 _SLACK_US = 250_000
 """Data that waits for more (MSG_MORE, TCP_CORK) waits no longer; the kernel judges when the data
@@ -44,7 +45,7 @@ def _one_ack(step: Step) -> Mask:
 
 
 def _growth(step: Step) -> tuple[Mask, Mask]:
-    return _one_ack(step), _grown(step) > ahead(step.now["delivered"], step.was["delivered"]) + 1
+    return _one_ack(step), _grown(step) > ahead_of(step.now["delivered"], step.was["delivered"]) + 1
 
 
 def _validation(step: Step) -> tuple[Mask, Mask]:
@@ -83,18 +84,21 @@ def _rto_ssthresh(step: Step) -> tuple[Mask, Mask]:
 
 
 def _loss_window(step: Step) -> tuple[Mask, Mask]:
-    now = step.now
+    """Judged where the loss begins, and when the timer sends the first segment again."""
+    now, was = step.now, step.was
     begins = (now["location"] == CONG_STATE) & (now["callvalue"] == LOSS) & step.after_rto
+    begun = (was["location"] == CONG_STATE) & (was["callvalue"] == LOSS) & step.was_after_rto
+    begins |= begun & (now["location"] == RETRANSMIT)
     flight = now["packets_out"] - now["sacked_out"] - now["lost_out"] + now["retrans_out"]
-    return begins & (now["mss"] == step.was["mss"]), now["snd_cwnd_segs"] > flight + 1
+    return begins & (now["mss"] == was["mss"]), now["snd_cwnd_segs"] > flight + 1
 
 
 def _restart(step: Step) -> tuple[Mask, Mask]:
     """was: the ACK of all that was written; it adds what it acknowledges to the window at most."""
     now, was = step.now, step.was
     done = (was["location"] == SEGMENT_RECEIVED) & (was["seg_ack"] == was["snd_max"])
-    done &= was["snd_sb_cc"] == ahead(was["snd_max"], was["snd_una"])
-    idle_us = ahead(now["first_tx_us"], step.before_ns // 1000 & 0xFFFFFFFF)
+    done &= was["snd_sb_cc"] == ahead_of(was["snd_max"], was["snd_una"])
+    idle_us = ahead_of(now["first_tx_us"], step.before_ns // 1000 & 0xFFFFFFFF)
     rto_us = np.maximum(now["rto_us"], was["rto_us"])
     waited = (idle_us > 2 * rto_us + _SLACK_US) & (step.time_ns - step.before_ns < 1 << 40)
     applies = step.open & step.loss_based & done & waited & (step.sent > 0)

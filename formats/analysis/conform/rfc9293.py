@@ -11,34 +11,34 @@ from tcpkmon.formats.analysis.conform.rule import (
     Mask,
     Rule,
     Step,
-    ahead,
 )
+from tcpkmon.formats.base.sequence import ahead_of
 
 
 def _window(step: Step) -> tuple[Mask, Mask]:
     """The window at the time of sending is that of one of the two records: one segment, at most,
     was processed in between."""
     una = step.was["snd_una"]
-    edge = np.maximum(step.was["snd_wnd"], ahead(step.now["snd_una"], una) + step.now["snd_wnd"])
-    return step.established & (step.sent > 0), ahead(step.now["snd_max"], una) > edge
+    edge = np.maximum(step.was["snd_wnd"], ahead_of(step.now["snd_una"], una) + step.now["snd_wnd"])
+    return step.established & (step.sent > 0), ahead_of(step.now["snd_max"], una) > edge
 
 
 def _order(step: Step) -> tuple[Mask, Mask]:
     now, was = step.now, step.was
-    back = ahead(now["snd_una"], was["snd_una"]) < 0
-    back |= ahead(now["rcv_nxt"], was["rcv_nxt"]) < 0
-    return step.established, back | (step.sent < 0) | (ahead(now["snd_max"], now["snd_una"]) < 0)
+    back = ahead_of(now["snd_una"], was["snd_una"]) < 0
+    back |= ahead_of(now["rcv_nxt"], was["rcv_nxt"]) < 0
+    return step.established, back | (step.sent < 0) | (ahead_of(now["snd_max"], now["snd_una"]) < 0)
 
 
 def _acked(step: Step) -> tuple[Mask, Mask]:
-    moved = ahead(step.now["snd_una"], step.was["snd_una"]) > 0
-    return step.established & moved, ahead(step.now["snd_una"], step.was["snd_max"]) > 0
+    moved = ahead_of(step.now["snd_una"], step.was["snd_una"]) > 0
+    return step.established & moved, ahead_of(step.now["snd_una"], step.was["snd_max"]) > 0
 
 
 def _retransmit(step: Step) -> tuple[Mask, Mask]:
     now = step.now
-    known = ahead(now["seg_seq"], now["snd_una"]) < 0
-    unsent = ahead(now["seg_seq"], now["snd_max"]) >= 0
+    known = ahead_of(now["seg_seq"], now["snd_una"]) < 0
+    unsent = ahead_of(now["seg_seq"], now["snd_max"]) >= 0
     return (now["location"] == RETRANSMIT) & (now["state"] == ESTABLISHED), known | unsent
 
 

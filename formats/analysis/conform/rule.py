@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.base.sequence import ahead_of
+
 Array = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
@@ -26,7 +28,7 @@ class Step:
     was: the record before. entry: that of the last reduction of the window that was not undone;
     first: the first one after the handshake. All of one connection; where there is none, has_...
     is false, and the values are any. after_rto: the record directly before is that of the
-    retransmission timer. time_ns, before_ns: of now and was.
+    retransmission timer; was_after_rto: so it is of `was`. time_ns, before_ns: of now and was.
     """
 
     now: Mapping[str, Array]
@@ -34,6 +36,7 @@ class Step:
     entry: Mapping[str, Array]
     first: Mapping[str, Array]
     after_rto: Mask
+    was_after_rto: Mask
     time_ns: Array
     before_ns: Array
 
@@ -53,7 +56,7 @@ class Step:
     @property
     def sent(self) -> Array:
         """Bytes sent for the first time in between."""
-        return ahead(self.now["snd_max"], self.was["snd_max"])
+        return ahead_of(self.now["snd_max"], self.was["snd_max"])
 
     @property
     def loss_based(self) -> Mask:
@@ -75,7 +78,8 @@ class Rule:
     otherwise, and where its source says so; the rule allows that.
 
     needs: the columns that it looks at, beside ALWAYS. across: it needs was, entry or first, and
-    no record lost since. locations: those that must be recorded. shows: columns that a break shows.
+    no record lost since. locations: those that must be recorded. undo: reductions that are undone
+    must be seen. shows: columns that a break shows.
     """
 
     name: str
@@ -86,10 +90,5 @@ class Rule:
     needs: tuple[str, ...] = ()
     across: str = "was"
     locations: tuple[str, ...] = ("SEGMENT_RECEIVED", "CONG_STATE", "STATE_CHANGE")
+    undo: bool = False
     shows: tuple[str, ...] = ()
-
-
-def ahead(one: Array, other: Array) -> Array:
-    """By how much a sequence number is ahead of another one, modulo 2^32."""
-    found: Array = ((one - other + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
-    return found

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Walks through a capture: each record of a connection beside those before it that rules look at.
 
-Bounded memory: of each open connection at most eight records are kept from piece to piece.
+Bounded memory: of each open connection at most nine records are kept from piece to piece.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.conform.rule import (
     CONG_STATE,
+    CUBIC,
     CWND_UNDO,
     CWR,
     DISORDER,
     ESTABLISHED,
     RECOVERY,
+    RENO,
     RTO,
     SEGMENT_RECEIVED,
     STATE_CHANGE,
     Array,
     Mask,
     Step,
-    ahead,
 )
 from tcpkmon.formats.analysis.why import Snapshots, Source
+from tcpkmon.formats.base.sequence import ahead_of
 
 ALWAYS = (
     "conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state", "ca_state",
@@ -41,7 +43,7 @@ _LOCKED = (1, 2, 4, 5, 17, 18, 19, 21)
 """Locations at which the kernel has the socket's lock: what they record is of one moment. Those of
 timers and calls are not, as another CPU may change the socket meanwhile."""
 _DESTROY = 11
-_NAMES = {b"reno": 1, b"cubic": 2}
+ALGORITHMS = {"": 0, "reno": RENO, "cubic": CUBIC}
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,10 @@ class Walked:
     ends: dict[str, NDArray[Any]]
 
 
-def walk(source: Source, doubt: bool = False) -> Iterator[Walked]:
+def walk(source: Source, doubt: bool = False, judged_as: int = 0) -> Iterator[Walked]:
     """The records of a source, of which the columns are chosen; in the capture's order within each
-    connection. doubt: events of which nothing tells may be missing."""
+    connection. doubt: events of which nothing tells may be missing. judged_as: what `ca` of other
+    algorithms is."""
     kept: Snapshots | None = None
     for piece in source.read():
         old = 0 if kept is None else len(kept)
@@ -72,7 +75,7 @@ def walk(source: Source, doubt: bool = False) -> Iterator[Walked]:
         found = _Places(rows)
         judged = np.flatnonzero(new & found.locked)
         if len(judged):
-            yield _walked(rows, found, judged, doubt)
+            yield _walked(rows, found, judged, doubt, judged_as)
         kept = rows.take(found.keep())
 
 
@@ -96,8 +99,8 @@ class _Places:
         self._last = np.flatnonzero(np.append(begins, True)[1:])
         self.locked = np.isin(location, _LOCKED)
         self.was = self._before(self.locked)
-        direct = np.maximum(np.arange(len(ids)) - 1, 0)
-        self.after_rto = ~begins & (location[direct] == RTO)
+        self._direct = np.where(begins, -1, np.arange(len(ids)) - 1)
+        self.after_rto = ~begins & (location[self._direct] == RTO)
         calm = (location == CONG_STATE) & (rows["ca_state"] <= DISORDER)
         reduces = calm & np.isin(rows["callvalue"], (CWR, RECOVERY))
         safe = np.maximum(self.was, 0)
@@ -105,6 +108,9 @@ class _Places:
         undone = (location == CWND_UNDO) | (
             self.locked & (self.was >= 0) & ~reduces & (threshold > threshold[safe])
         )
+        if "undo_marker" in rows.columns:  # an undo ends the search for another one
+            marker = rows["undo_marker"]
+            undone |= self.locked & (self.was >= 0) & ~reduces & (marker == 0) & (marker[safe] > 0)
         self._marks = reduces | undone
         entry: Array = self._before(self._marks)
         self.entry = np.where((entry >= 0) & reduces[np.maximum(entry, 0)], entry, -1)
@@ -129,17 +135,21 @@ class _Places:
             places.append(np.where(chosen[ends], ends, before[ends]))
         kept: Array = np.concatenate(places)
         kept = kept[kept >= 0]
-        was: Array = self.was[kept]
-        return np.unique(np.concatenate([kept, was[was >= 0]]))
+        last = np.where(self.locked[ends], ends, self.was[ends])
+        direct = np.where(last >= 0, self._direct[last], -1)
+        kept = np.concatenate([kept, self.was[kept], direct])
+        return np.unique(kept[kept >= 0])
 
 
-def _walked(rows: Snapshots, found: _Places, at: Array, doubt: bool) -> Walked:
+def _walked(
+    rows: Snapshots, found: _Places, at: Array, doubt: bool, judged_as: int
+) -> Walked:
     columns = {
         name: values.astype(np.int64)
         for name, values in rows.columns.items() if name not in _TEXTS
     }  # fmt: skip
     if "ca_name" in rows.columns:
-        columns["ca"] = _algorithms(rows["ca_name"])
+        columns["ca"] = _algorithms(rows["ca_name"], judged_as)
     places = {"was": found.was[at], "entry": found.entry[at], "first": found.first[at]}
     of = {
         name: {key: values[np.maximum(place, 0)] for key, values in columns.items()}
@@ -158,10 +168,11 @@ def _walked(rows: Snapshots, found: _Places, at: Array, doubt: bool) -> Walked:
     before = np.maximum(places["was"], 0)
     step = Step(
         now, of["was"], of["entry"], of["first"], found.after_rto[at],
+        found.after_rto[np.maximum(places["was"], 0)],
         rows.times_ns[at], rows.times_ns[before],
     )  # fmt: skip
     gaps = np.full(len(at), doubt)
-    doubted = {"was": gaps & ~_follows(step), "entry": gaps}
+    doubted = {"was": gaps & ~_follows(step), "entry": gaps & ~_goes_on(step)}
     doubted["first"] = doubted["was"]
     ends = {name: rows[name][at] for name in ("laddr", "raddr")}
     return Walked(step, has, whole, doubted, ends)
@@ -172,15 +183,26 @@ def _follows(step: Step) -> Mask:
     was = step.was
     if "seg_ack" not in was:
         return np.zeros(len(step.time_ns), np.bool_)
-    new = ahead(was["seg_ack"], was["snd_una"])
+    new = ahead_of(was["seg_ack"], was["snd_una"])
     new = np.where(was["location"] == SEGMENT_RECEIVED, np.maximum(new, 0), 0)
-    same: Mask = ahead(step.now["snd_una"], was["snd_una"]) == new
+    same: Mask = ahead_of(step.now["snd_una"], was["snd_una"]) == new
     return same
 
 
-def _algorithms(names: NDArray[Any]) -> Array:
+def _goes_on(step: Step) -> Mask:
+    """Where the numbers say that the last reduction is that of `entry`: an undo clears undo_marker,
+    another reduction moves high_seq."""
+    now, entry = step.now, step.entry
+    if not {"undo_marker", "high_seq"} <= now.keys():
+        return np.zeros(len(step.time_ns), np.bool_)
+    same: Mask = now["undo_marker"] == entry["undo_marker"]
+    same &= now["high_seq"] == entry["high_seq"]
+    return same
+
+
+def _algorithms(names: NDArray[Any], other: int) -> Array:
     texts = np.ascontiguousarray(names).view("S16").ravel()
-    found = np.zeros(len(texts), np.int64)
-    for name, number in _NAMES.items():
-        found[texts == name] = number
+    found = np.full(len(texts), other, np.int64)
+    for name, number in ALGORITHMS.items():
+        found[texts == name.encode()] = number
     return found

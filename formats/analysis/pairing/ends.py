@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.sequence import ahead_of
 
 Array = NDArray[Any]
 RECEIVED, RETRANSMIT, CHANGE, TRANSMIT, CLOSING, EXISTING = 1, 2, 4, 19, 21, 226
@@ -84,13 +85,13 @@ def _ends(parts: list[Any], addresses: dict[int, tuple[bytes, int, bytes, int]])
 
 def _end(key: int, address: tuple[bytes, int, bytes, int], times: Array, of: Any) -> End:
     sent, received = unwrapped(of["snd_max"]), unwrapped(of["rcv_nxt"])
-    acked = sent + signed(of["snd_una"], sent)
+    acked = sent + ahead_of(of["snd_una"], sent)
     arrived = np.isin(of["location"], (RECEIVED, CLOSING))
     if "seg_ack" in of:
-        told = sent + signed(of["seg_ack"], sent)
+        told = sent + ahead_of(of["seg_ack"], sent)
         acked = np.where(arrived & (told > acked) & (told <= sent), told, acked)
     space = np.where(arrived, received, sent)
-    low = space + signed(of["seg_seq"], space)
+    low = space + ahead_of(of["seg_seq"], space)
     fin = of["seg_flags"] & _FIN if "seg_flags" in of else 0
     high = low + of["seg_len"] + fin
     return End(key, address, times, of["location"], sent, acked, received, low, high)
@@ -99,12 +100,5 @@ def _end(key: int, address: tuple[bytes, int, bytes, int], times: Array, of: Any
 def unwrapped(numbers: Array) -> Array:
     """(n,) sequence numbers of 32 bits that go on past 2^32, as int64."""
     whole = numbers.astype(np.int64)
-    steps = np.diff(whole, prepend=whole[:1])
-    found: Array = whole[:1] + np.cumsum((steps + (1 << 31)) % (1 << 32) - (1 << 31))
-    return found
-
-
-def signed(numbers: Array, near: Array) -> Array:
-    """(n,) how far sequence numbers of 32 bits are before (negative) or behind others."""
-    found: Array = (numbers.astype(np.int64) - near + (1 << 31)) % (1 << 32) - (1 << 31)
+    found: Array = whole[:1] + np.cumsum(ahead_of(whole, np.r_[whole[:1], whole[:-1]]))
     return found

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tcpkmon.formats.analysis.pairing.ends import Array, End, signed
+from tcpkmon.formats.analysis.pairing.ends import Array, End
+from tcpkmon.formats.base.sequence import ahead_of
 
 _CHANCE = 1e-6
 """How many wrong pairs chance may make of sequence numbers alone."""
@@ -56,7 +57,7 @@ def _of_group(ends_a: Sequence[End], ends_b: Sequence[End], by: str, chance: flo
         fits, odds = np.ones(len(ends_b), np.bool_), np.full(len(ends_b), 1.0)
         for own, (low_b, size_b) in zip((True, False), spans_b, strict=True):
             (low,), (size,) = _spans([a], own)
-            ahead = signed(low_b, low)
+            ahead = ahead_of(low_b, low)
             fits &= (ahead <= size) & (ahead + size_b >= 0)
             odds *= (size + size_b + 1) / 2.0**32
         fits &= odds * len(ends_a) * len(ends_b) < chance
@@ -80,8 +81,8 @@ def _spans(ends: Sequence[End], own: bool) -> tuple[Array, Array]:
 
 def _aligned(a: End, b: End) -> End:
     """b with the numbers of a: both count on from 32 bits of their own."""
-    up = signed(b.received[:1], a.sent[:1])[0] + a.sent[0] - b.received[0]
-    down = signed(b.sent[:1], a.received[:1])[0] + a.received[0] - b.sent[0]
+    up = ahead_of(b.received[:1], a.sent[:1])[0] + a.sent[0] - b.received[0]
+    down = ahead_of(b.sent[:1], a.received[:1])[0] + a.received[0] - b.sent[0]
     from_peer = np.isin(b.location, (1, 21))
     shift = np.where(from_peer, up, down)
     return replace(b, sent=b.sent + down, acked=b.acked + down, received=b.received + up,

@@ -9,7 +9,7 @@ from tcpkmon.formats.analysis.why.intervals import INTERVAL, Cutter, cut
 from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS, classify, in_flight
 from tcpkmon.formats.analysis.why.owners import by_owner
 from tcpkmon.formats.analysis.why.peers import Peers
-from tcpkmon.formats.analysis.why.receiving import RECEIVING, ahead_of
+from tcpkmon.formats.analysis.why.receiving import RECEIVING
 from tcpkmon.formats.analysis.why.snapshots import (
     NEEDED,
     OF_RECEIVERS,
@@ -55,7 +55,6 @@ __all__ = [
     "Source",
     "Table",
     "Wait",
-    "ahead_of",
     "as_arrow",
     "as_frame",
     "by_owner",

@@ -35,8 +35,9 @@ from tcpkmon.formats.analysis.why.limits import (
 )
 from tcpkmon.formats.analysis.why.parting import Cuts, part
 from tcpkmon.formats.analysis.why.quiet import Quiet
-from tcpkmon.formats.analysis.why.receiving import NEEDS, Receiving, ahead_of
+from tcpkmon.formats.analysis.why.receiving import NEEDS, Receiving
 from tcpkmon.formats.analysis.why.snapshots import Snapshots
+from tcpkmon.formats.base.sequence import ahead_of
 
 Array = NDArray[Any]
 
@@ -251,7 +252,7 @@ def cut(pieces: Iterable[Snapshots]) -> Iterator[Array]:
 
 def advance(now: Array, before: Array) -> Array:
     """(n,) int64 how far 32-bit sequence numbers went forward; steps back are 0."""
-    return np.maximum(ahead_of(now, before), 0).astype(np.int64)
+    return np.maximum(ahead_of(now, before), 0)
 
 
 def _settle(rows: Array) -> Array:

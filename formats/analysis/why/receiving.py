@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tcpkmon.formats.analysis.why.carrying import Carried
 from tcpkmon.formats.analysis.why.grouping import Grouped, grown
 from tcpkmon.formats.analysis.why.snapshots import OF_RECEIVERS
+from tcpkmon.formats.base.sequence import ahead_of
 
 Array = NDArray[Any]
 RECEIVING = ("rx_app", "rx_autotune", "rx_reorder")
@@ -92,7 +93,7 @@ class Receiving:
         self._beyond = grown(self._beyond, count)
         if not is_ahead.any() and not (self._beyond[piece.places] > 0).any():
             return np.zeros(len(piece), np.bool_)
-        steps = ahead_of(piece["rcv_nxt"], rcv_nxt).astype(np.int64)
+        steps = ahead_of(piece["rcv_nxt"], rcv_nxt)
         expected = np.cumsum(steps)
         end = (piece["seg_seq"] + piece["seg_len"]).astype(np.uint32)
         reached = np.where(is_ahead, expected + ahead_of(end, piece["rcv_nxt"]), _LOWEST)
@@ -106,13 +107,6 @@ class Receiving:
             np.maximum(until[last], reached[last]) - expected[last], 0
         )
         return np.asarray(until > expected)
-
-
-def ahead_of(now: Array, before: Array) -> NDArray[np.int32]:
-    """(n,) how far 32-bit sequence numbers are ahead of others; behind is negative."""
-    step = now.astype(np.uint32, copy=False) - before.astype(np.uint32, copy=False)
-    found: NDArray[np.int32] = step.view(np.int32)
-    return found
 
 
 def _arrived(piece: Grouped, before: dict[str, Array], span: Array, at: Array) -> Array:

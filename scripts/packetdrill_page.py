@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether scripts of recorded transfers pass on this kernel, and fail where it behaves otherwise:
+the examples and the table of docs/packetdrill.md."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from scripts.drill.language import ScriptError
+from scripts.drill.player import play
+from scripts.experiments.report import write_part
+from tcpkmon.collector.capturing import start
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.lab.link import Link, Way
+from tcpkmon.collector.lab.pair import Pair, join, listening
+from tcpkmon.collector.linux.machine import describe_machine
+from tcpkmon.formats.analysis.why import Source
+from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.export.packetdrill import Options, make_script, read_connection
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "packetdrill.md"
+SERVER = "10.77.0.2"
+_BACK = Way(delay_ms=20)
+_WAY = Way(rate_mbit=50, delay_ms=20)
+_ROOM = 2_000_000
+Act = Callable[[Pair], None]
+
+
+def bulk(pair: Pair) -> None:
+    """One call."""
+    pair.client.sendall(bytes(200_000))
+    time.sleep(0.5)
+
+
+def pause(pair: Pair) -> None:
+    """Two calls with a pause of many timeouts between them."""
+    for _ in range(2):
+        pair.client.sendall(bytes(100_000))
+        time.sleep(1.0)
+
+
+def requests(pair: Pair) -> None:
+    """Requests and answers in turn."""
+    for _ in range(3):
+        pair.exchange(3000)
+    time.sleep(0.3)
+
+
+CASES: dict[str, tuple[Way, Act, str]] = {
+    "loss": (replace(_WAY, lose=(30_000, 31_000)), bulk, "cubic"),
+    "tail": (replace(_WAY, lose=(190_000, 200_000)), bulk, "cubic"),
+    "random loss": (replace(_WAY, loss_percent=2), bulk, "cubic"),
+    "reordering": (replace(_WAY, reorder_percent=3, reorder_ms=5), bulk, "cubic"),
+    "pause": (_WAY, pause, "cubic"),
+    "requests": (_WAY, requests, "cubic"),
+    "reno": (replace(_WAY, lose=(30_000, 31_000)), bulk, "reno"),
+}
+CHANGES = {
+    "no loss probe": ("tail", {"tcp_early_retrans": "0"}),
+    "no slow start after idle": ("pause", {"tcp_slow_start_after_idle": "0"}),
+}  # fmt: skip
+
+
+def record(path: Path, name: str, server: bool = False) -> str:
+    """Capture one transfer of this name into a file, at the client or the server; returns the
+    connection, as -p takes it."""
+    way, act, algorithm = CASES[name]
+    with Lab(link=Link(way, _BACK)) as lab:
+        side = lab.b if server else lab.a
+        options = ["--netns", side.name, "--quiet", "--columns", "all", "--format", "psc"]
+        with start(["tcp"], path, force=True, options=options, buffer_mb=32):
+            with listening(lab.b, SERVER) as listener:
+                chosen = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm.encode())
+                room = (socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
+                pair = join(lab.a, listener, SERVER, [room, chosen])  # type: ignore[list-item]
+            reading = threading.Thread(target=_drain, args=(pair.server,), daemon=True)
+            if act is not requests:
+                reading.start()
+            time.sleep(0.1)
+            act(pair)
+            both = (pair.client_port, pair.server_port)
+            ports = "{}.{}".format(*(both[::-1] if server else both))
+            pair.close()
+            if act is not requests:
+                reading.join(5)
+    return ports
+
+
+def _drain(server: socket.socket) -> None:
+    with suppress(OSError):
+        while server.recv(1 << 16):
+            pass
+
+
+def script_of(path: Path, connection: str, options: Options | None = None) -> str:
+    """The script of a connection of a capture."""
+    with Source(path) as source:
+        return make_script(read_connection(source, connection), options)[0]
+
+
+def try_play(text: str, settings: dict[str, str], times: int) -> tuple[int, str]:
+    """How many of so many plays pass, and why the last one that failed did."""
+    passed, why = 0, ""
+    for _ in range(times):
+        try:
+            play(text, settings)
+            passed += 1
+        except ScriptError as error:
+            why = str(error)
+    return passed, why
+
+
+def play_real(text: str, program: str) -> str:
+    """Under packetdrill itself; returns what it says, "" if it passes."""
+    with tempfile.NamedTemporaryFile("w", suffix=".pkt") as file:
+        file.write(text)
+        file.flush()
+        done = subprocess.run(["unshare", "-n", program, file.name], capture_output=True,
+                              text=True, check=False)  # fmt: skip
+    return done.stderr.strip() or str(done.returncode) if done.returncode else ""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--docs", is_flag=True, help="Write the table into docs/packetdrill.md.")
+@click.option("--times", default=5, show_default=True, help="How often each script is played.")
+@click.option("--program", default=shutil.which("packetdrill") or "", metavar="PACKETDRILL",
+              help="packetdrill itself, which plays them too.")
+def command(docs: bool, times: int, program: str) -> int:
+    """Capture transfers, make scripts of them, play each several times."""
+    lines = ["| transfer | player | packetdrill |", "| --- | ---: | ---: |"]
+    changed = ["| changed | transfer | passes | fails with |", "| --- | --- | ---: | --- |"]
+    with tempfile.TemporaryDirectory() as folder:
+        texts = {}
+        for name in CASES:
+            path = Path(folder, f"{name.replace(' ', '-')}.pm")
+            texts[name] = script_of(path, record(path, name)).replace(folder + "/", "")
+            passed, why = try_play(texts[name], {}, times)
+            real = "-"
+            if program:
+                said = [play_real(texts[name], program) for _ in range(times)]
+                real = f"{said.count('')} of {times}"
+                why = why or max(said)
+            lines.append(f"| {name} | {passed} of {times} | {real} |")
+            click.echo(f"{lines[-1]} {why}")
+        for what, (name, settings) in CHANGES.items():
+            passed, why = try_play(texts[name], settings, times)
+            changed.append(f"| {what} | {name} | {passed} of {times} | {why} |")
+            click.echo(changed[-1])
+    if docs:
+        machine = f"{platform.release()}, {describe_machine()['cpu_model']}"
+        write_part(PAGE, "packetdrill-plays", f"Kernel {machine}; plays that pass:\n\n"
+                   + "\n".join(lines))  # fmt: skip
+        write_part(PAGE, "packetdrill-changes", "\n".join(changed))
+        write_part(PAGE, "packetdrill-example", _example(texts["loss"]))
+    return 0
+
+
+def _example(text: str) -> str:
+    """The begin of a script, and what is around its first retransmission."""
+    lines = text.splitlines()
+    opening = next(at for at, line in enumerate(lines) if " socket(" in line)
+    again = next(at for at, line in enumerate(lines) if line == "// sent again")
+    head = [line for line in lines[:6] if line]
+    parts = [*head, "...", *lines[opening : opening + 12], "...", *lines[again - 12 : again + 8]]
+    return "\n".join(["```", *parts, "```"])
+
+
+def main() -> None:
+    """The entry point of the script."""
+    sys.exit(run(command, prog="packetdrill"))
