@@ -120,7 +120,7 @@ def _address(raw: bytes) -> str:
     return address_of(raw)
 
 
-def _distinct(values: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _distinct(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where each value is first, and (n,) which of them each row has."""
     width = -(-values.dtype.itemsize // 8) * 8
     padded = np.zeros((len(values), width), np.uint8)
@@ -203,7 +203,7 @@ def _keys(totals: Rows, sort: str) -> NDArray[Any]:
     return values
 
 
-def _keys_of(totals: Rows, rows: Rows, by: str, find: Find) -> Rows:
+def _keys_of(totals: Rows, rows: Rows, by: str, find: Find) -> NDArray[Any]:
     """(n,) a value for each row: rows of one group have the same."""
     if by == "peer":
         return _opaque(rows["raddr"])
@@ -225,7 +225,7 @@ def _keys_of(totals: Rows, rows: Rows, by: str, find: Find) -> Rows:
     return np.where(is_local, local | _LOCAL, remote)
 
 
-def _labels(keys: Rows, rows: Rows, by: str, find: Find) -> list[str]:
+def _labels(keys: NDArray[Any], rows: Rows, by: str, find: Find) -> list[str]:
     if by == "peer":
         return _texts(rows["raddr"], address_of)
     if by in OWNERS:
@@ -237,11 +237,11 @@ def _labels(keys: Rows, rows: Rows, by: str, find: Find) -> list[str]:
     return [f"{'local' if key & _LOCAL else 'remote'} {key % _LOCAL}" for key in keys.tolist()]
 
 
-def _opaque(values: Rows) -> Rows:
+def _opaque(values: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(values).view(f"V{values.dtype.itemsize}")
 
 
-def _texts(values: Rows, text: Any) -> list[str]:
+def _texts(values: NDArray[Any], text: Any) -> list[str]:
     """The text of each value; each value that occurs is made once."""
     listed = [bytes(one) for one in values.tolist()]
     known = {one: str(text(one)) for one in set(listed)}

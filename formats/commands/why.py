@@ -118,9 +118,9 @@ def command(
         explaining = Explaining(paths, whole, said)
         if as_json:
             rows = rows_of({name: values[order] for name, values in table.items()})
-            for at, plain in zip(order.tolist(), rows, strict=True):
+            for at, values in zip(order.tolist(), rows, strict=True):
                 told.add(_as_dict(explaining.of(table, at))
-                         | {**plain, "waits": lines.get(plain["conn_id"], [])})  # fmt: skip
+                         | {**values, "waits": lines.get(values["conn_id"], [])})  # fmt: skip
             continue
         blocks: dict[object, list[_Block]] = {}
         for at in order[:most].tolist():
