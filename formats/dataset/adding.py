@@ -44,8 +44,9 @@ def add(store: Store, path: Path, tables: Sequence[str] = USUAL) -> Added:
         about = _about(opened, path)
         where = f"date={about['date']}/host={quote(about['host'], safe='')}"
         name = f"{where}/{about['segment_id']}.parquet"
-        known = store.parts(f"table=settings/{where}")
-        if any(about["segment_id"] in store.about(part)["segments"] for part in known):
+        if any(part.name == about["segment_id"] or (
+                part.is_merged and about["segment_id"] in store.about(part)["segments"])
+               for part in store.parts(f"table=settings/{where}")):
             return Added(about["segment_id"], {})
         views, rows = views_of(opened), {}
         facts = {key: about[key] for key in ("kernel", "system", "mono_ns", "real_ns")}
