@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes datasets of many hosts from real captures, measures them, and writes docs/fleet.md's figures.
+"""Makes datasets of many hosts from real captures, measures them; the figures of docs/fleet.md.
 
     .venv/bin/python -m scripts.fleet CAPTURE... --hosts 10,100,1000 --docs
 
@@ -181,8 +181,8 @@ def tables(runs: list[dict[str, Any]], connections: int) -> str:
     ]  # fmt: skip
     text = [f"| {connections:,} connections a host | {heads} |", line]
     text += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows]
-    text += ["", "Each cell: seconds (CPU seconds); files given to the engine; MB that it read.", "",
-             f"| question | {heads} |", line]  # fmt: skip
+    text += ["", "Each cell: seconds (CPU seconds); files given to the engine; MB that it read."]
+    text += ["", f"| question | {heads} |", line]  # fmt: skip
     for name in runs[0]["queries"]:
         cells = []
         for run in runs:
@@ -201,8 +201,8 @@ def machine(runs: list[dict[str, Any]]) -> str:
     count = real["connections"]
     return (
         f"`python -m scripts.fleet CAPTURE... --docs` measured this on {model}, {os.cpu_count()} "
-        f"CPUs, Linux\n{os.uname().release}, at the lowest priority while other work kept both CPUs "
-        f"busy (load {os.getloadavg()[2]:.0f}): wall times are\nseveral times too long, CPU times "
+        f"CPUs, Linux\n{os.uname().release}, at the lowest priority while other work kept both "
+        f"CPUs busy (load {os.getloadavg()[2]:.0f}): wall times are\nseveral times too long, CPU times "
         f"are what it costs. The real capture has {count:,} connections; adding it took\n"
         f"{1e6 * real['cpu_s'] / count:,.0f} us of CPU a connection and gave {real['bytes']:,.0f} "
         "bytes a connection.\n\n"

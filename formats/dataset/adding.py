@@ -21,8 +21,10 @@ from tcpkmon.formats.psc.header import KIND_KERNEL
 from tcpkmon.formats.psc.reader import Capture
 from tcpkmon.formats.tables import Opened, schema_of, views_of
 
-TABLES = ("connections", "intervals", "snapshots", "latency", "ledger", "settings")
-USUAL = ("connections", "intervals", "latency", "ledger")
+TABLES = (
+    "connections", "intervals", "requests", "snapshots", "latency", "ledger", "settings",
+)  # fmt: skip
+USUAL = ("connections", "intervals", "requests", "latency", "ledger")
 """The tables that travel; snapshots are as large as the capture, and stay on its host."""
 _ORDER = ("conn_id", "start_ns", "time_ns", "seq_lo", "location", "cpu")
 _HEAD_BYTES = 1 << 16

@@ -8,34 +8,18 @@ and a quantile is the value of a rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import date, timedelta
 from typing import Any
 
 from tcpkmon.formats.analysis.why import LIMITS
-from tcpkmon.formats.base.errors import DamagedError, UsageError
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.dataset.analyses import check, diff, requests
+from tcpkmon.formats.dataset.asked import Asked, connections, quantile, sums, unproven
 from tcpkmon.formats.dataset.engines import DUCKDB, Engine, Files, ibis, opened, told
-from tcpkmon.formats.dataset.store import Part, Store
+from tcpkmon.formats.dataset.store import Store
 
 _MOST = 20
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a query may look at. day: the last one; against: the one that it is compared with.
-    connection: of `story`: segment and number. that: of `check`: an assertion."""
-
-    files: Files
-    day: str
-    against: str
-    connection: tuple[str, int]
-    that: str
-
-    def table(self, name: str, days: Sequence[str] = (),
-              keep: Callable[[Part], bool] | None = None) -> Any:  # fmt: skip
-        """An Ibis table: see Files.table()."""
-        return self.files.table(name, days, keep)
 
 
 def ask(store: Store, name: str, engine: str | Engine = DUCKDB, day: str = "",
@@ -86,30 +70,15 @@ def _date(text: str) -> date:
         raise UsageError(f"{text} is no date", "give one as 2026-11-22") from error
 
 
-def _connections(asked: Asked, days: Sequence[str] = ()) -> Any:
-    """The connections, with the kernel. Nothing is proven in a file that contradicts itself."""
-    settings = asked.table("settings", days).select("segment_id", "kernel", "exit_code")
-    of = asked.table("connections", days).join(settings, "segment_id")
-    return of.mutate(proven=of.proven.fill_null(False) & (of.exit_code != DamagedError.exit_code))
-
-
-def _unproven(of: Any) -> Any:
-    return (~of.proven).cast("int64").sum() / of.count()
-
-
-def _sum(column: Any) -> Any:
-    return column.fill_null(0).round(0).cast("int64").sum().cast("int64")
-
-
 def _worst_hosts(asked: Asked) -> Any:
-    of = _connections(asked, (asked.against, asked.day))
+    of = connections(asked, (asked.against, asked.day))
     is_new = of.date == asked.day
     by = of.group_by("host").aggregate(
-        sent=_sum(ibis().ifelse(is_new, of.bytes_sent, 0)),
-        sent_again=_sum(ibis().ifelse(is_new, of.bytes_retrans, 0)),
-        sent_week_ago=_sum(ibis().ifelse(is_new, 0, of.bytes_sent)),
-        sent_again_week_ago=_sum(ibis().ifelse(is_new, 0, of.bytes_retrans)),
-        unproven=_unproven(of),
+        sent=sums(ibis().ifelse(is_new, of.bytes_sent, 0)),
+        sent_again=sums(ibis().ifelse(is_new, of.bytes_retrans, 0)),
+        sent_week_ago=sums(ibis().ifelse(is_new, 0, of.bytes_sent)),
+        sent_again_week_ago=sums(ibis().ifelse(is_new, 0, of.bytes_retrans)),
+        unproven=unproven(of),
     )
     by = by.mutate(ratio=by.sent_again / by.sent.nullif(0),
                    ratio_week_ago=by.sent_again_week_ago / by.sent_week_ago.nullif(0))  # fmt: skip
@@ -117,34 +86,20 @@ def _worst_hosts(asked: Asked) -> Any:
 
 
 def _limits_by_kernel(asked: Asked) -> Any:
-    of = _connections(asked)
-    sums = {f"us_{name}": _sum(of[f"us_{name}"]) for name in LIMITS}
-    by = of.group_by("kernel").aggregate(connections=of.count(), unproven=_unproven(of), **sums)
+    of = connections(asked)
+    times = {f"us_{name}": sums(of[f"us_{name}"]) for name in LIMITS}
+    by = of.group_by("kernel").aggregate(connections=of.count(), unproven=unproven(of), **times)
     return by.order_by("kernel")
 
 
-def _quantile(of: Any, by: str, value: str, share: float) -> Any:
-    """The value of a rank, for each group: the same on all engines."""
-    of = of.filter(of[value].notnull() & of[by].notnull())
-    ranked = of.mutate(
-        rank=ibis().row_number().over(
-            group_by=by, order_by=[of[value], of.segment_id, of.conn_id]),
-        all=of.count().over(group_by=by),
-    )
-    at = ranked.filter(ranked["rank"] == ((ranked["all"] - 1) * share).floor().cast("int64"))
-    at = at.select(by, value)
-    counts = of.group_by(by).aggregate(connections=of.count(), unproven=_unproven(of))
-    return counts.join(at, by).order_by(by)
-
-
 def _srtt(asked: Asked) -> Any:
-    of = _connections(asked)
+    of = connections(asked)
     of = of.mutate(ca_name=of.ca_name.fill_null("not recorded"))
-    return _quantile(of, "ca_name", "srtt_p99_us", 0.99)
+    return quantile(of, "ca_name", "srtt_p99_us", 0.99)
 
 
 def _handshakes(asked: Asked) -> Any:
-    return _quantile(_connections(asked), "rport", "handshake_us", 0.99).limit(_MOST)
+    return quantile(connections(asked), "rport", "handshake_us", 0.99).limit(_MOST)
 
 
 def _segments(asked: Asked) -> Any:
@@ -165,7 +120,7 @@ def _story(asked: Asked) -> Any:
 
 
 def _worst_connections(asked: Asked) -> Any:
-    of = _connections(asked, (asked.day,))
+    of = connections(asked, (asked.day,))
     of = of.filter(of.bytes_retrans > 0)
     of = of.mutate(unproven=(~of.proven).cast("float64"))
     return of.select("host", "segment_id", "conn_id", "laddr", "lport", "raddr", "rport",
@@ -175,10 +130,10 @@ def _worst_connections(asked: Asked) -> Any:
 
 def _groups(*by: str) -> Callable[[Asked], Any]:
     def query(asked: Asked) -> Any:
-        of = _connections(asked)
+        of = connections(asked)
         told = of.group_by(list(by)).aggregate(
-            connections=of.count(), sent=_sum(of.bytes_sent), received=_sum(of.bytes_received),
-            sent_again=_sum(of.bytes_retrans), unproven=_unproven(of),
+            connections=of.count(), sent=sums(of.bytes_sent), received=sums(of.bytes_received),
+            sent_again=sums(of.bytes_retrans), unproven=unproven(of),
         )  # fmt: skip
         keys = [ibis().desc(told.connections), *(told[one].asc(nulls_first=True) for one in by)]
         return told.order_by(keys).limit(_MOST)
@@ -188,18 +143,18 @@ def _groups(*by: str) -> Callable[[Asked], Any]:
 
 def _histogram(asked: Asked) -> Any:
     """Counts that merge: bucket n holds srtt from 2^n us to 2^(n+1)."""
-    of = _connections(asked)
+    of = connections(asked)
     of = of.filter(of.srtt_p50_us.notnull() & (of.srtt_p50_us >= 1))
     edges = [of.srtt_p50_us >= float(1 << n) for n in range(1, 32)]
     bucket = sum((edge.cast("int64") for edge in edges[1:]), edges[0].cast("int64"))
     of = of.mutate(bucket=bucket)
-    by = of.group_by("date", "bucket").aggregate(connections=of.count(), unproven=_unproven(of))
+    by = of.group_by("date", "bucket").aggregate(connections=of.count(), unproven=unproven(of))
     return by.order_by("date", "bucket")
 
 
 def _bloat(asked: Asked) -> Any:
-    of = _connections(asked)
-    by = of.group_by("host").aggregate(connections=of.count(), unproven=_unproven(of),
+    of = connections(asked)
+    by = of.group_by("host").aggregate(connections=of.count(), unproven=unproven(of),
                                        bloated=of.bloat.cast("int64").sum())  # fmt: skip
     by = by.mutate(share=by.bloated / by.connections)
     return by.order_by([ibis().desc(by.share), by.host]).limit(_MOST)
@@ -216,6 +171,9 @@ QUERIES: dict[str, tuple[str, Callable[[Asked], Any]]] = {
     "story": ("what limited one connection, from its begin to its end", _story),
     "main-limits": ("connections and bytes by their main limit", _groups("main_limit")),
     "ends": ("connections by how they ended", _groups("end_reason", "errno")),
+    "requests": ("exchanges by the server's port: times, and where they went", requests),
+    "diff": ("a day against one before: medians, and which differ", diff),
+    "check": ("an assertion on connections, by host: --that", check),
     "bloat": ("hosts by their share of connections with long queues", _bloat),
 }
 """What each query tells, and how."""
