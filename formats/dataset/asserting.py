@@ -93,8 +93,8 @@ class Asserted:
             return parts
         if node.operator == "/" and not all(value.unit for value in values):
             return parts
-        return [_in(part, old, new) for part, old, new in
-                zip(parts, values, self._scope.same_unit(*values, node), strict=True)]  # fmt: skip
+        fitted = self._scope.same_unit(values[0], values[1], node)
+        return [_in(*one) for one in zip(parts, values, fitted, strict=True)]
 
     def _share(self, node: Call, of: Any) -> Any:
         (limit,) = node.arguments
