@@ -220,7 +220,7 @@ class Scope:
             one.constant is not None and other.constant is not None
         ):
             self.add("this compares two constants", node.at)
-        found = self._same_unit(one, other, node)
+        found = self.same_unit(one, other, node)
         return Value("bool", _both(_COMPARE[node.operator], *found), one.each or other.each)
 
     def _arithmetic(self, node: Operation) -> Value:
@@ -239,7 +239,7 @@ class Scope:
         elif sign == "/" and times == [False, True]:
             self.add("a number divided by a time is no time", node.at)
         elif sign in "+-" or all(times):
-            one, other = self._same_unit(one, other, node)
+            one, other = self.same_unit(one, other, node)
             unit = None if sign == "/" else one.unit or other.unit
         if one.constant is not None and other.constant is not None:
             if sign == "/" and not other.constant:
@@ -252,7 +252,7 @@ class Scope:
         get = _both(calculate, _as_float(one), _as_float(other), may_fail=sign == "/")
         return Value("number", get, one.each or other.each, unit)
 
-    def _same_unit(self, one: Value, other: Value, node: Node) -> tuple[Value, Value]:
+    def same_unit(self, one: Value, other: Value, node: Node) -> tuple[Value, Value]:
         """Both in the finer unit, a constant in that of the column. A constant without a unit is
         in it already."""
         units = [value.unit for value in (one, other) if value.unit is not None]

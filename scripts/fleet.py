@@ -1,108 +1,253 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes datasets of many hosts from real captures, and measures them: docs/fleet.md has it.
+"""Makes datasets of many hosts from real captures, measures them; the figures of docs/fleet.md.
 
-    .venv/bin/python scripts/fleet.py CAPTURE... --hosts 10,100 --connections 10000
+    .venv/bin/python -m scripts.fleet CAPTURE... --hosts 10,100,1000 --docs
+
+The connections of a host are drawn from those of the captures; its addresses and ports are its own,
+and its bytes and times are each multiplied by a random factor, so that files do not compress
+better than those of as many real connections.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
+import multiprocessing
+import os
 import resource
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pyarrow
 
-from tcpkmon.formats.dataset import QUERIES, Store, add, ask
+from tcpkmon.formats.dataset import QUERIES, Files, Store, add, ask, opened
 from tcpkmon.formats.dataset.adding import USUAL
 
 DAYS = ("2026-11-15", "2026-11-22")
+DOCS = Path(__file__).parent.parent / "docs" / "fleet.md"
+BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
+_SPREAD = 0.5
+"""Of the logarithm of the factors."""
 
 
-def templates(folder: Path, captures: list[Path]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tables of real captures, and what their files say."""
-    store = Store(str(folder / "template"))
-    for path in captures:
-        add(store, path)
-    tables: dict[str, Any] = {}
-    about: dict[str, Any] = {}
-    for name in (*USUAL, "settings"):
-        parts = store.parts(f"table={name}")
-        if parts:
-            tables[name] = pyarrow.concat_tables([store.read(one) for one in parts])
-            about = store.about(parts[0])
-    return tables, about
+class Templates:
+    """The tables of real captures."""
+
+    def __init__(self, folder: Path, captures: tuple[Path, ...]) -> None:
+        store = Store(str(folder / "template"))
+        wall, spent = time.perf_counter(), time.process_time()
+        for path in captures:
+            add(store, path)
+        self.wall, self.spent = time.perf_counter() - wall, time.process_time() - spent
+        self.size = sum(store.files.get_file_info(f"{store.base}/{one.key}").size
+                        for one in store.parts())  # fmt: skip
+        self.tables: dict[str, Any] = {}
+        for name in (*USUAL, "settings"):
+            if parts := store.parts(f"table={name}"):
+                self.tables[name] = pyarrow.concat_tables([store.read(one) for one in parts])
+                self.about = store.about(parts[0])
+        real, of = self.tables["connections"], self.tables["intervals"]
+        self.count = real.num_rows
+        keys = [f"{segment}:{number}" for segment, number in
+                zip(real["segment_id"].to_pylist(), real["conn_id"].to_pylist(), strict=True)]
+        place = {key: at for at, key in enumerate(keys)}
+        owner = np.array([place[f"{segment}:{number}"] for segment, number in
+                          zip(of["segment_id"].to_pylist(), of["conn_id"].to_pylist(),
+                              strict=True)])  # fmt: skip
+        order = np.argsort(owner, kind="stable")
+        self._first = np.searchsorted(owner[order], np.arange(self.count + 1))
+        self._rows = order
+
+    def host(self, count: int, segment: str, rng: Any) -> dict[str, Any]:
+        """The tables of a segment with so many connections."""
+        drawn = rng.integers(0, self.count, count)
+        sizes = self._first[drawn + 1] - self._first[drawn]
+        starts = np.repeat(self._first[drawn] - np.cumsum(sizes) + sizes, sizes)
+        rows = self._rows[starts + np.arange(sizes.sum())]
+        factor, shift = rng.lognormal(0, _SPREAD, count), rng.integers(0, 86_400 * 10**9, count)
+        own = np.repeat(np.arange(count), sizes)
+        found = {
+            "connections": _varied(self.tables["connections"].take(drawn), np.arange(count) + 1,
+                                   factor, shift),
+            "intervals": _varied(self.tables["intervals"].take(rows), own + 1, factor[own],
+                                 shift[own]),
+            "ledger": self.tables["ledger"], "settings": self.tables["settings"].slice(0, 1),
+        }  # fmt: skip
+        ends = found["connections"]
+        hosts = rng.integers(0, 1 << 24, count)
+        for name, values in (
+            ("raddr", [f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}" for n in hosts.tolist()]),
+            ("lport", rng.integers(32768, 61000, count)),
+        ):
+            ends = _with(ends, name, pyarrow.array(values))
+        found["connections"] = ends
+        return {name: _with(table, "segment_id", pyarrow.repeat(segment, table.num_rows))
+                for name, table in found.items()}  # fmt: skip
 
 
-def host_tables(tables: dict[str, Any], count: int, segment: str, rng: Any) -> dict[str, Any]:
-    """The tables of one host with so many connections, drawn from the real ones."""
-    real = tables["connections"]
-    drawn = rng.integers(0, real.num_rows, count)
-    place, new = real.column_names.index("conn_id"), pyarrow.array(np.arange(count) + 1)
-    found = {"connections": real.take(drawn).set_column(place, "conn_id", new)}
-    key = real["segment_id"].to_numpy(zero_copy_only=False).astype(str)
-    ids = real["conn_id"].to_numpy()
-    of = tables["intervals"]
-    owner = of["segment_id"].to_numpy(zero_copy_only=False).astype(str)
-    numbers = of["conn_id"].to_numpy()
-    rows = {(seg, num): np.flatnonzero((owner == seg) & (numbers == num))
-            for seg, num in set(zip(key.tolist(), ids.tolist(), strict=True))}  # fmt: skip
-    taken = [rows[key[at], int(ids[at])] for at in drawn]
-    new = pyarrow.array(np.repeat(np.arange(count) + 1, [len(some) for some in taken]))
-    place = of.column_names.index("conn_id")
-    found["intervals"] = of.take(np.concatenate(taken)).set_column(place, "conn_id", new)
-    found["ledger"] = tables["ledger"]
-    found["settings"] = tables["settings"].slice(0, 1)
-    for name, table in found.items():
-        told = pyarrow.repeat(pyarrow.scalar(segment), table.num_rows)
-        at = table.column_names.index("segment_id")
-        found[name] = table.set_column(at, "segment_id", told)
-    return found
+def _with(table: Any, name: str, values: Any) -> Any:
+    at = table.column_names.index(name)
+    return table.set_column(at, table.schema.field(at), values)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("captures", nargs="+", type=Path)
-    parser.add_argument("--hosts", default="10,100")
-    parser.add_argument("--connections", type=int, default=10_000)
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/fleet"))
-    words = parser.parse_args()
-    shutil.rmtree(words.folder, ignore_errors=True)
-    tables, about = templates(words.folder, words.captures)
-    sizes = [int(one) for one in words.hosts.split(",")]
-    columns: dict[str, list[str]] = {}
-    for hosts in sizes:
-        place = words.folder / str(hosts)
-        store, rng = Store(str(place)), np.random.default_rng(1)
-        spent = 0.0
-        for number in range(hosts):
-            for day in DAYS:
-                segment = f"{number:08x}{day.replace('-', '')}"
-                made = host_tables(tables, words.connections // len(DAYS), segment, rng)
-                begin = time.perf_counter()
-                for name, table in made.items():
-                    store.write(f"table={name}/date={day}/host=h{number:04d}/{segment}.parquet",
-                                table, about | {"segments": [segment]})  # fmt: skip
-                spent += time.perf_counter() - begin
-        size = sum(path.stat().st_size for path in place.rglob("*.parquet"))
-        note = columns.setdefault
-        note("bytes a connection", []).append(f"{size / hosts / words.connections:,.0f}")
-        note("writing, ms a host", []).append(f"{1000 * spent / hosts:,.0f}")
+def _varied(table: Any, numbers: Any, factor: Any, shift: Any) -> Any:
+    """Each connection with its own factor of bytes and times, and its own begin."""
+    for field in table.schema:
+        name, kind = field.name, field.type
+        if name == "conn_id":
+            table = _with(table, name, pyarrow.array(numbers))
+        elif name in ("start_ns", "end_ns"):
+            table = _with(table, name, pyarrow.array(table[name].to_numpy() + shift))
+        elif name.startswith(("bytes_", "us_")) or name.endswith("_us"):
+            column = table[name].combine_chunks()
+            values = column.fill_null(0).to_numpy(zero_copy_only=False) * factor
+            kept = column.is_null().to_numpy(zero_copy_only=False)
+            values = np.rint(values) if kind == pyarrow.int64() else values
+            table = _with(table, name, pyarrow.array(values, mask=kept).cast(kind))
+    return table
+
+
+def measure(
+    captures: tuple[Path, ...], folder: Path, hosts: int, connections: int, told: Any
+) -> None:
+    """Make a dataset and ask it; `told` gets what was measured. A process of its own."""
+    os.nice(10)
+    made = Templates(folder, captures)
+    place = folder / str(hosts)
+    store, rng = Store(str(place)), np.random.default_rng(1)
+    wall = spent = 0.0
+    for number in range(hosts):
+        for day in DAYS:
+            segment = f"{number:08x}{day.replace('-', '')}"
+            tables = made.host(connections // len(DAYS), segment, rng)
+            begin, cpu = time.perf_counter(), time.process_time()
+            where = f"date={day}/host=h{number:04d}"
+            store.parts(f"table=settings/{where}")
+            for name, table in tables.items():
+                store.write(f"table={name}/{where}/{segment}.parquet", table,
+                            made.about | {"segments": [segment]})  # fmt: skip
+            wall += time.perf_counter() - begin
+            spent += time.process_time() - cpu
+    size = sum(path.stat().st_size for path in place.rglob("*.parquet"))
+    found: dict[str, Any] = {
+        "hosts": hosts, "bytes": size / hosts / connections, "files": len(store.parts()),
+        "write_ms": 1000 * wall / hosts, "write_cpu_ms": 1000 * spent / hosts,
+        "write_mb": _peak(), "queries": {},
+    }  # fmt: skip
+    with opened("duckdb") as engine:
+        ask(store, "unproven", engine)  # what is loaded once
         for name in QUERIES:
-            begin = time.perf_counter()
-            ask(store, name, connection=f"00000000{DAYS[0].replace('-', '')}:7")
-            note(name + ", s", []).append(f"{time.perf_counter() - begin:.2f}")
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        note("largest memory so far, MB", []).append(f"{peak:,.0f}")
-        shutil.rmtree(place)
-    print(f"| {words.connections:,} connections a host | "
-          + " | ".join(f"{one:,} hosts" for one in sizes) + " |")  # fmt: skip
-    print("| --- |" + " --: |" * len(sizes))
-    for name, cells in columns.items():
-        print(f"| {name} | " + " | ".join(cells) + " |")
+            files, read = Files(store, engine), _read_bytes()
+            begin, cpu = time.perf_counter(), time.process_time()
+            ask(store, name, engine, connection=f"00000000{DAYS[0].replace('-', '')}:7",
+                that="retrans_ratio < 1e-3", files=files)  # fmt: skip
+            found["queries"][name] = {
+                "s": time.perf_counter() - begin, "cpu_s": time.process_time() - cpu,
+                "files": sum(len(parts) for parts in files.touched.values()),
+                "mb": (_read_bytes() - read) / 1e6, "peak_mb": _peak(),
+            }  # fmt: skip
+    shutil.rmtree(place)
+    told.put(found | {"template": {
+        "connections": made.count, "bytes": made.size / made.count, "cpu_s": made.spent,
+        "s": made.wall}})  # fmt: skip
+
+
+def _peak() -> float:
+    """Largest memory of this process so far, MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+def _read_bytes() -> int:
+    """What this process has read of files, from the page cache too."""
+    words = Path("/proc/self/io").read_text(encoding="ascii").split()
+    return int(words[words.index("rchar:") + 1])
+
+
+def tables(runs: list[dict[str, Any]], connections: int) -> str:
+    """The figures as two tables of Markdown."""
+    heads = " | ".join(f"{run['hosts']:,} hosts" for run in runs)
+    line = "| --- |" + " --: |" * len(runs)
+    rows = [
+        ("bytes a connection", [f"{run['bytes']:,.0f}" for run in runs]),
+        ("files", [f"{run['files']:,}" for run in runs]),
+        ("writing, ms a host (CPU)",
+         [f"{run['write_ms']:,.0f} ({run['write_cpu_ms']:,.0f})" for run in runs]),
+        ("largest memory, writing, MB", [f"{run['write_mb']:,.0f}" for run in runs]),
+        ("largest memory, asking, MB",
+         [f"{max(one['peak_mb'] for one in run['queries'].values()):,.0f}" for run in runs]),
+    ]  # fmt: skip
+    text = [f"| {connections:,} connections a host | {heads} |", line]
+    text += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows]
+    text += ["", "Each cell: seconds (CPU seconds); files given to the engine; MB that it read."]
+    text += ["", f"| question | {heads} |", line]  # fmt: skip
+    for name in runs[0]["queries"]:
+        cells = []
+        for run in runs:
+            one = run["queries"][name]
+            cells.append(f"{one['s']:.1f} ({one['cpu_s']:.1f}); {one['files']:,}; {one['mb']:,.1f}")
+        text.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(text) + "\n"
+
+
+def machine(runs: list[dict[str, Any]]) -> str:
+    """On what it was measured, and what real captures need."""
+    model = next((line.partition(":")[2].strip() for line in
+                  Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+                  if line.startswith("model name")), "unknown CPU")  # fmt: skip
+    real = runs[-1]["template"]
+    count = real["connections"]
+    return (
+        f"`python -m scripts.fleet CAPTURE... --docs` measured this on {model}, {os.cpu_count()} "
+        f"CPUs, Linux\n{os.uname().release}, at the lowest priority while other work kept both "
+        f"CPUs busy (load {os.getloadavg()[2]:.0f}): wall times are\nseveral times too long, CPU times "
+        f"are what it costs. The real capture has {count:,} connections; adding it took\n"
+        f"{1e6 * real['cpu_s'] / count:,.0f} us of CPU a connection and gave "
+        f"{real['bytes']:,.0f} bytes a connection.\n\n"
+    )
+
+
+@click.command()
+@click.argument("captures", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.option("--hosts", default="10,100,1000", show_default=True, help="Numbers of hosts.")
+@click.option("--connections", default=10_000, show_default=True, help="Of each host.")
+@click.option("--folder", default=Path("/tmp/tcpkmon-fleet"), type=click.Path(path_type=Path),
+              help="It is emptied, and needs 5 MB a host.")
+@click.option("--json", "kept", type=click.Path(path_type=Path), help="Keep the values there.")
+@click.option("--read", is_flag=True, help="Take the values of --json, measure nothing.")
+@click.option("--docs", is_flag=True, help="Write the figures of docs/fleet.md.")
+def main(
+    captures: tuple[Path, ...], hosts: str, connections: int, folder: Path, kept: Path | None,
+    read: bool, docs: bool,
+) -> None:  # fmt: skip
+    """Measure datasets that are made of the connections of CAPTURE..."""
+    runs: list[dict[str, Any]] = []
+    if read and kept is not None:
+        runs = json.loads(kept.read_text(encoding="utf-8"))
+    else:
+        fresh = multiprocessing.get_context("spawn")
+        for size in (int(one) for one in hosts.split(",")):
+            shutil.rmtree(folder, ignore_errors=True)
+            told = fresh.SimpleQueue()
+            child = fresh.Process(target=measure,
+                                  args=(captures, folder, size, connections, told))  # fmt: skip
+            child.start()
+            child.join()
+            if child.exitcode:
+                raise click.ClickException(f"the run of {size} hosts failed")
+            runs.append(told.get())
+            if kept is not None:
+                kept.write_text(json.dumps(runs, indent=1), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+    text = machine(runs) + tables(runs, connections)
+    click.echo(text)
+    if docs:
+        page = DOCS.read_text(encoding="utf-8")
+        before, _, rest = page.partition(BEGIN)
+        _, _, after = rest.partition(END)
+        DOCS.write_text(before + BEGIN + text + END + after, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def command() -> None:
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
                 type=click.Path(readable=False, path_type=Path))
 @click.option("--tables", metavar="NAME,...",
-              help="Default: connections,intervals,latency,ledger; also: snapshots.")
+              help="Default: connections,intervals,requests,latency,ledger; also: snapshots.")
 def add_command(place: str, files: tuple[Path, ...], tables: str | None) -> None:
     """Add captures, or segments of one. What was added before is left as it is."""
     from tcpkmon.formats.dataset import TABLES, USUAL, Store, add
@@ -80,29 +80,40 @@ def drop_command(place: str, before: str) -> None:
 @click.argument("place", metavar="DIR", required=False)
 @click.option("--engine", default="duckdb", metavar="URL",
               help="duckdb (default), or the master of a Spark cluster: spark://HOST:PORT.")
-@click.option("--day", default="", help="The day of worst-hosts. Default: the last one.")
+@click.option("--day", default="", metavar="DATE",
+              help="The day of questions that have one. Default: the last one.")
+@click.option("--against", default="", metavar="DATE",
+              help="What worst-hosts and diff compare it with. Default: a week before.")
 @click.option("--connection", default="", metavar="SEGMENT:CONN_ID", help="The one of story.")
+@click.option("--that", default="", metavar="ASSERTION",
+              help="Of check: 'retrans_ratio < 1e-3', 'limit_share(\"rwnd\") < 20%'.")
+@click.option("--sql", default="", metavar="DIALECT",
+              help="Print the question in this SQL (trino, clickhouse, ...), over tables of the "
+              "dataset's names.")
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json", "parquet", "arrow"]),
               help="Default: that of the ending of OUT, else table.")
 @click.option("-o", "--output", metavar="OUT", type=click.Path(readable=False, path_type=Path),
               help="Write to this file.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def query_command(
-    name: str, place: str | None, engine: str, day: str, connection: str, form: str | None,
-    output: Path | None, force: bool,
+    name: str, place: str | None, engine: str, day: str, against: str, connection: str, that: str,
+    sql: str, form: str | None, output: Path | None, force: bool,
 ) -> None:  # fmt: skip
     """Ask a dataset. NAME help lists the questions."""
     from tcpkmon.formats.base.table_text import form_of
-    from tcpkmon.formats.dataset import QUERIES, Store, ask
+    from tcpkmon.formats.dataset import QUERIES, Store, ask, sql_of
     from tcpkmon.formats.tables import write_answer
 
     if name == "help":
         for known, (text, _) in QUERIES.items():
-            click.echo(f"{known:16}{text}")
+            click.echo(f"{known:19}{text}")
         return
     if name not in QUERIES or place is None:
         raise UsageError(f"no question {name!r}" if place else "a question and DIR are needed",
                          f"choose of {', '.join(QUERIES)}")  # fmt: skip
+    if sql:
+        click.echo(sql_of(Store(place), name, sql, day, against, connection, that))
+        return
     form = form_of(form, output)
-    answer = ask(Store(place), name, engine, day, connection)
+    answer = ask(Store(place), name, engine, day, against, connection, that)
     write_answer(answer.to_reader(), form, output, force)

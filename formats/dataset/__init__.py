@@ -2,15 +2,17 @@
 """The tables of many captures in one folder or bucket, and questions to all of them.
 
 store     where a dataset is: a folder, or an S3-like store
-layout    names of tables, partitions and files; what a file says of itself
 adding    tables of a capture, put there once and whole
 keeping   fewer files, what is missing, what is too old
+engines   DuckDB here, Spark there; which files of a dataset they get
 queries   questions, expressed once for all engines
 """
 
 from tcpkmon.formats.dataset.adding import TABLES, USUAL, Added, add
+from tcpkmon.formats.dataset.engines import Files, opened
 from tcpkmon.formats.dataset.keeping import check, compact, drop
-from tcpkmon.formats.dataset.queries import QUERIES, ask
+from tcpkmon.formats.dataset.queries import QUERIES, ask, sql_of
 from tcpkmon.formats.dataset.store import Store
 
-__all__ = ["QUERIES", "TABLES", "USUAL", "Added", "Store", "add", "ask", "check", "compact", "drop"]
+__all__ = ["QUERIES", "TABLES", "USUAL", "Added", "Files", "Store", "add", "ask", "check",
+           "compact", "drop", "opened", "sql_of"]  # fmt: skip

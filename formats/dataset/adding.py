@@ -21,8 +21,10 @@ from tcpkmon.formats.psc.header import KIND_KERNEL
 from tcpkmon.formats.psc.reader import Capture
 from tcpkmon.formats.tables import Opened, schema_of, views_of
 
-TABLES = ("connections", "intervals", "snapshots", "latency", "ledger", "settings")
-USUAL = ("connections", "intervals", "latency", "ledger")
+TABLES = (
+    "connections", "intervals", "requests", "snapshots", "latency", "ledger", "settings",
+)  # fmt: skip
+USUAL = ("connections", "intervals", "requests", "latency", "ledger")
 """The tables that travel; snapshots are as large as the capture, and stay on its host."""
 _ORDER = ("conn_id", "start_ns", "time_ns", "seq_lo", "location", "cpu")
 _HEAD_BYTES = 1 << 16
@@ -44,8 +46,9 @@ def add(store: Store, path: Path, tables: Sequence[str] = USUAL) -> Added:
         about = _about(opened, path)
         where = f"date={about['date']}/host={quote(about['host'], safe='')}"
         name = f"{where}/{about['segment_id']}.parquet"
-        known = store.parts(f"table=settings/{where}")
-        if any(about["segment_id"] in store.about(part)["segments"] for part in known):
+        if any(part.name == about["segment_id"] or (
+                part.is_merged and about["segment_id"] in store.about(part)["segments"])
+               for part in store.parts(f"table=settings/{where}")):
             return Added(about["segment_id"], {})
         views, rows = views_of(opened), {}
         facts = {key: about[key] for key in ("kernel", "system", "mono_ns", "real_ns")}

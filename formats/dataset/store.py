@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -40,8 +41,13 @@ class Part:
         return self.key.rpartition("/")[0]
 
     @property
+    def name(self) -> str:
+        """That of its segment, unless it is merged."""
+        return self.key.rpartition("/")[2].removesuffix(".parquet")
+
+    @property
     def is_merged(self) -> bool:
-        return self.key.rpartition("/")[2].startswith("merged-")
+        return self.name.startswith("merged-")
 
 
 class Store:
@@ -75,11 +81,22 @@ class Store:
         parts = [Part(one.path[cut:]) for one in found if one.path.endswith(".parquet")]
         parts = [one for one in parts if one.key.count("/") == 3 and "/." not in one.key]
         gone: set[str] = set()
+        beside = Counter(one.folder for one in parts)
         for one in parts:
-            if one.is_merged:
+            if one.is_merged and beside[one.folder] > 1:
                 with nullcontext() if check else suppress(TcpkmonError):
                     gone |= {f"{one.folder}/{name}" for name in self.about(one)["replaces"]}
         return sorted((one for one in parts if one.key not in gone), key=lambda one: one.key)
+
+    def days(self, table: str) -> list[str]:
+        """The days of which a table has files, in order; it reads no other folder."""
+        from pyarrow import fs
+
+        chosen = fs.FileSelector(f"{self.base}/{table}", allow_not_found=True)
+        with _told(self.url):
+            found = self.files.get_file_info(chosen)
+        return sorted(one.base_name.removeprefix("date=") for one in found
+                      if one.base_name.startswith("date="))  # fmt: skip
 
     def about(self, part: Part) -> dict[str, Any]:
         """What a file says of itself. DamagedError; UsageError for one of a later version."""

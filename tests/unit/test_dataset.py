@@ -15,15 +15,30 @@ import pytest
 from click.testing import CliRunner
 from pyarrow import parquet
 
+from tcpkmon.formats.analysis.check import Capture
+from tcpkmon.formats.analysis.check import check as check_capture
+from tcpkmon.formats.analysis.diff import compare
+from tcpkmon.formats.analysis.diff.units import choose_connections, values_of_side
 from tcpkmon.formats.analysis.why import connections
 from tcpkmon.formats.base.errors import DamagedError, UsageError
 from tcpkmon.formats.commands.dataset import command
-from tcpkmon.formats.dataset import QUERIES, Store, add, ask, check, compact, drop
+from tcpkmon.formats.dataset import (
+    QUERIES,
+    Files,
+    Store,
+    add,
+    ask,
+    check,
+    compact,
+    drop,
+    opened,
+    sql_of,
+)
 from tcpkmon.formats.dataset.store import Part
 from tests.kept.make import unpack
 from tests.unit.why_capture import write_capture
 
-DAY = "2023-11-14"
+DAY, ANOTHER = "2023-11-14", "2026-11-22"
 
 
 @pytest.fixture(scope="module")
@@ -175,16 +190,20 @@ def test_older_and_later_versions(tmp_path: Path, captures: list[Path]) -> None:
         store.read(part)
 
 
+THAT = 'retrans_ratio < 1e-3 and not (srtt_p50_us > 20000 or limit_share("app") > 50%)'
+
+
 def answers(store: Store, engine: str = "duckdb") -> dict[str, pyarrow.Table]:
     some = store.parts("table=connections")[0]
     segment = store.about(some)["segments"][0]
     number = store.read(some, ["conn_id"])["conn_id"][0].as_py()
-    return {name: ask(store, name, engine, connection=f"{segment}:{number}") for name in QUERIES}
+    with opened(engine) as one:
+        return {name: ask(store, name, one, day=DAY, against=ANOTHER,
+                          connection=f"{segment}:{number}", that=THAT) for name in QUERIES}
 
 
 def test_answers_are_those_of_the_files(tmp_path: Path, captures: list[Path]) -> None:
     found = answers(filled(tmp_path, captures))
-    assert not [name for name, table in found.items() if not table.num_rows]
     assert all("unproven" in table.column_names for table in found.values())
     tables = [connections(one) for one in captures]
     ends: dict[str, int] = {}
@@ -232,14 +251,70 @@ def test_a_store_like_s3(tmp_path: Path, captures: list[Path], bucket: str) -> N
     assert drop(far, "9999-01-01") and not far.parts()
 
 
+def test_check_and_diff_are_those_of_the_files(tmp_path: Path, captures: list[Path]) -> None:
+    earlier, later = captures[:1], captures[1:3]
+    store = filled(tmp_path / "one", captures[:3])
+    (row,) = ask(store, "check", day=DAY, that=THAT).to_pylist()
+    told = [check_capture(Capture(path), [THAT])[0] for path in captures[:3]]
+    assert row["connections"] == sum(one.rows for one in told)
+    assert row["broken"] == sum(one.failed for one in told) > 0
+    with pytest.raises(UsageError):
+        ask(store, "check", day=DAY, that="max(srtt_p50_us) < 1s")
+
+    store = filled(tmp_path / "two", later)
+    for part in store.parts():  # the other side: another day, another host
+        about = store.about(part)
+        store.write(part.key.replace(DAY, ANOTHER), store.read(part), about)
+        store.delete(part)
+    add(store, earlier[0])
+    a, b = (values_of_side([(choose_connections(connections(path))[0], None) for path in paths],
+                           "connection") for paths in (earlier, later))  # fmt: skip
+    compared = {one.metric.name: one for one in compare(a, b)[0]}
+    rows = ask(store, "diff", day=ANOTHER, against=DAY).to_pylist()
+    assert len(rows) > 5
+    for row in rows:
+        one = compared[row["metric"]]
+        assert one.a is not None and one.b is not None
+        assert (row["n_a"], row["n_b"]) == (one.a.n, one.b.n), row
+        ordered = np.sort(a[row["metric"]])
+        assert row["median_a"] == pytest.approx(ordered[(len(ordered) - 1) // 2], rel=1e-12)
+        if one.larger is not None:
+            assert row["larger"] == pytest.approx(one.larger, abs=1e-9), row
+
+
+@pytest.mark.parametrize("dialect", ["trino", "clickhouse"])
+def test_questions_in_the_sql_of_others(
+    tmp_path: Path, captures: list[Path], dialect: str
+) -> None:
+    store = filled(tmp_path, captures)
+    for name in ("limits", "worst-hosts", "diff"):
+        text = sql_of(store, name, dialect, day=DAY, against=ANOTHER)
+        assert "connections" in text and "ibis" not in text
+
+
+def test_a_question_gets_the_files_of_its_days(tmp_path: Path, captures: list[Path]) -> None:
+    store = filled(tmp_path, captures)
+    some = store.parts(f"table=connections/date={DAY}")[0]
+    segment = store.about(some)["segments"][0]
+    with opened("duckdb") as engine:
+        files = Files(store, engine)
+        ask(store, "story", engine, connection=f"{segment}:1", files=files)
+        assert [part.name for part in files.touched["intervals"]] == [segment]
+        files = Files(store, engine)
+        ask(store, "worst-connections", engine, day=DAY, files=files)
+        assert {part.date for part in files.touched["connections"]} == {DAY}
+        assert len(files.touched["connections"]) < len(store.parts("table=connections"))
+
+
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-def test_spark_answers_the_same(tmp_path: Path, captures: list[Path]) -> None:
+def test_a_cluster_of_spark_answers_the_same(tmp_path: Path, captures: list[Path]) -> None:
+    """A master and two workers, processes of their own."""
     pytest.importorskip("pyspark")
     store = filled(tmp_path, captures)
     part = store.parts("table=connections")[0]
     store.write(part.key, store.read(part).drop_columns(["bytes_retrans"]), store.about(part))
-    here, there = answers(store), answers(store, "local[2]")
+    here, there = answers(store), answers(store, "local-cluster[2,1,1024]")
     for name in QUERIES:
         ours, theirs = here[name].to_pylist(), there[name].to_pylist()
         assert len(ours) == len(theirs), name

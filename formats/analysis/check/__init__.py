@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Assertions on a capture: docs/check.md describes the language."""
 
-from tcpkmon.formats.analysis.check.capture import Capture, share_of
+from tcpkmon.formats.analysis.check.capture import CONNECTION_KINDS, Capture, share_of
 from tcpkmon.formats.analysis.check.checking import Result, check, compile_assertions, measure
+from tcpkmon.formats.analysis.check.names import LEDGER
 from tcpkmon.formats.analysis.check.output import as_dict, as_junit, as_lines, github_lines
+from tcpkmon.formats.analysis.check.scope import TableScope
 from tcpkmon.formats.analysis.check.span import Proof, Span, find_span, write_span
 from tcpkmon.formats.analysis.check.where import choose, fulfil, parse_where
 
 __all__ = [
+    "CONNECTION_KINDS",
+    "LEDGER",
     "Capture",
     "Proof",
     "Result",
     "Span",
+    "TableScope",
     "as_dict",
     "as_junit",
     "as_lines",

@@ -11,7 +11,14 @@ courses     time courses; picture, output: for people and tools
 """
 
 from tcpkmon.formats.analysis.diff.conditions import Condition, Judged, judge, parse_conditions
-from tcpkmon.formats.analysis.diff.metrics import BY_NAME, METRICS, SHARE, Metric, parse_metrics
+from tcpkmon.formats.analysis.diff.metrics import (
+    BY_NAME,
+    METRICS,
+    SHARE,
+    SHARED,
+    Metric,
+    parse_metrics,
+)
 from tcpkmon.formats.analysis.diff.output import (
     as_json,
     interval_text,
@@ -50,6 +57,7 @@ __all__ = [
     "RUN",
     "SAME",
     "SHARE",
+    "SHARED",
     "Compared",
     "Condition",
     "Judged",

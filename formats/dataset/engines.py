@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engines that answer questions to a dataset, and which of its files they are given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tcpkmon.formats.base.errors import FileError, UsageError
+from tcpkmon.formats.base.installing import how_to_install
+from tcpkmon.formats.dataset.store import Part, Store
+
+DUCKDB = "duckdb"
+_OURS = ("duckdb", "_duckdb", "ibis", "pyspark", "py4j")
+
+
+@dataclass
+class Engine:
+    """An engine that is open. session: a backend of Ibis. kind: duckdb or spark."""
+
+    session: Any
+    kind: str
+
+    def table(self, store: Store, name: str, parts: Sequence[Part]) -> Any:
+        """These files as an Ibis table: columns that an older file lacks are null; date and host
+        are text."""
+        paths = [f"{store.base}/{part.key}" for part in parts]
+        if self.kind == DUCKDB:
+            if not store.is_local:
+                if not self.session.con.filesystem_is_registered("tcpkmon"):
+                    self.session.con.register_filesystem(_fsspec(store))
+                paths = [f"tcpkmon://{path}" for path in paths]
+            return self.session.read_parquet(paths, table_name=name, union_by_name=True,
+                                             hive_partitioning=True,
+                                             hive_types_autocast=False)  # fmt: skip
+        scheme = "" if store.is_local else "s3a://"
+        from pyspark.sql import SparkSession
+
+        reader = SparkSession.active().read.options(
+            mergeSchema="true", basePath=f"{scheme}{store.base}/table={name}")  # fmt: skip
+        reader.parquet(*(scheme + path for path in paths)).createOrReplaceTempView(name)
+        return self.session.table(name)
+
+
+@dataclass
+class Files:
+    """Gives an engine the files that a question needs, by the partitions in their names.
+
+    touched: those that it was given, by table.
+    """
+
+    store: Store
+    engine: Engine
+    touched: dict[str, list[Part]] = field(default_factory=dict)
+
+    def table(
+        self, name: str, days: Sequence[str] = (), keep: Callable[[Part], bool] | None = None
+    ) -> Any:
+        """A table, of these days (all of them), of the files to keep. UsageError without any."""
+        folders = [f"table={name}/date={day}" for day in days] or [f"table={name}"]
+        found = [part for folder in folders for part in self.store.parts(folder)]
+        if not found:
+            raise UsageError(f"{self.store.url} has no table {name}"
+                             + (f" of {' or '.join(days)}" if days else ""))  # fmt: skip
+        chosen = [part for part in found if keep is None or keep(part)] or found[:1]
+        self.touched[name] = chosen
+        return self.engine.table(self.store, name, chosen)
+
+
+@contextmanager
+def opened(engine: str) -> Iterator[Engine]:
+    """engine: duckdb, or the master of a Spark cluster (spark://HOST:PORT, local[N]). UsageError,
+    FileError."""
+    if engine == DUCKDB:
+        session = ibis().duckdb.connect()
+    else:
+        with told(engine):
+            session = _spark(engine)
+    try:
+        yield Engine(session, DUCKDB if engine == DUCKDB else "spark")
+    finally:
+        session.disconnect()
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Turns the engines' errors into ours."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in _OURS:
+            raise
+        raise FileError(f"{what}: {' '.join(str(error).split())[:300]}") from error
+
+
+def ibis() -> Any:
+    """The module. UsageError."""
+    try:
+        import ibis as found
+    except ImportError as error:
+        raise UsageError("questions to a dataset need ibis, which is not installed",
+                         how_to_install("ibis-framework[duckdb]")) from error  # fmt: skip
+    return found
+
+
+def _spark(master: str) -> Any:
+    try:
+        import pyspark
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise UsageError("--engine needs pyspark, which is not installed",
+                         how_to_install("pyspark")) from error  # fmt: skip
+    if master.startswith("local-cluster"):  # workers start what the package has
+        os.environ.setdefault("SPARK_HOME", os.path.dirname(pyspark.__file__))
+    build = SparkSession.builder.master(master).appName("tcpkmon")
+    for name, value in {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+        "spark.sql.debug.maxToStringFields": "1000",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }.items():
+        build = build.config(name, value)
+    return ibis().pyspark.connect(build.getOrCreate())
+
+
+def _fsspec(store: Store) -> Any:
+    """pyarrow's file system for DuckDB, which knows fsspec's."""
+    from fsspec.implementations.arrow import ArrowFSWrapper
+
+    class Wrapped(ArrowFSWrapper):  # type: ignore[misc]
+        protocol = "tcpkmon"
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return path.removeprefix("tcpkmon://")
+
+    return Wrapped(store.files)
