@@ -202,8 +202,8 @@ def machine(runs: list[dict[str, Any]]) -> str:
     return (
         f"`python -m scripts.fleet CAPTURE... --docs` measured this on {model}, {os.cpu_count()} "
         f"CPUs, Linux\n{os.uname().release}, at the lowest priority while other work kept both "
-        f"CPUs busy (load {os.getloadavg()[2]:.0f}): wall times are\nseveral times too long, CPU times "
-        f"are what it costs. The real capture has {count:,} connections; adding it took\n"
+        f"CPUs busy (load {os.getloadavg()[2]:.0f}): wall times are\nseveral times too long, CPU "
+        f"times are what it costs. The real capture has {count:,} connections; adding it took\n"
         f"{1e6 * real['cpu_s'] / count:,.0f} us of CPU a connection and gave "
         f"{real['bytes']:,.0f} bytes a connection.\n\n"
     )
