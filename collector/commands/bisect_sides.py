@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from tcpkmon.collector.commands.bisect_scenario import Scenario, check_settings, play
+from tcpkmon.collector.linux.isolated import PYTHON
 from tcpkmon.collector.session.command import Identity
 from tcpkmon.formats.base.closing import Closing
 from tcpkmon.formats.base.errors import KernelError, TcpkmonError, UsageError
@@ -77,7 +77,7 @@ class Guests(Sides):
         if len(names) < 2:
             raise UsageError("one kernel: there is nothing to compare", "--over kernels 6.1 6.12")
         done = subprocess.run(
-            [sys.executable, "-I", str(_GUESTS), "--resolve", *names], text=True,
+            [*PYTHON, str(_GUESTS), "--resolve", *names], text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False,
         )  # fmt: skip
         releases = done.stdout.split()
@@ -119,7 +119,7 @@ class Guest(Closing):
         folder.mkdir(parents=True)
         self._log: IO[str] = (folder / "boot.log").open("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-I", str(_GUESTS), release, str(folder / "guest")], text=True,
+            [*PYTHON, str(_GUESTS), release, str(folder / "guest")], text=True,
             stdin=subprocess.PIPE, stdout=self._log, stderr=self._log,
         )  # fmt: skip
 

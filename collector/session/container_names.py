@@ -85,12 +85,16 @@ class Names:
     def _read(
         self, which: int, number: str, parse: Callable[[Any, str], dict[str, str]]
     ) -> dict[str, str]:
-        with suppress(TcpkmonError, OSError, ValueError, RecursionError, AttributeError):
+        with suppress(TcpkmonError, OSError, *_NOT_AS_EXPECTED):
             with open(self._open(which, number.encode()), "rb") as file:
                 data = file.read(_MOST_BYTES + 1)
             if len(data) <= _MOST_BYTES:
                 return parse(json.loads(data), number)
         return {}
+
+
+_NOT_AS_EXPECTED = (ValueError, RecursionError, AttributeError, TypeError, LookupError)
+"""What a file raises that is no JSON, or has other types than its program writes."""
 
 
 def read_docker(told: Any, number: str) -> dict[str, str]:

@@ -71,6 +71,7 @@ MORE_TESTS = (
     "tests/vm/test_vm_join.py",
     "tests/vm/test_vm_conform.py",
     "tests/vm/test_vm_bisect.py",
+    "tests/vm/test_vm_cpus.py",
     "tests/vm/test_vm_ci.py",
     "tests/vm/test_vm_smoke.py",
     "tests/vm/test_vm_soak.py",

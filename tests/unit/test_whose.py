@@ -145,6 +145,9 @@ def test_names_of_docker_and_podman(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for text in ("[" * 100_000, "[]", '{"Name": 5}', "", '{"ID": "other", "Name": "/x"}'):
         docker.write_text(text)
         assert not names.of(group_of(f"/docker/{ID}")).is_named, text[:20]
+    for told in (5, {}, None, [5], [{"id": ID, "names": {"a": 1}}], [{"id": ID, "metadata": 5}]):
+        podman.write_text(json.dumps(told))
+        assert not names.of(group_of(f"/machine.slice/libpod-{ID}.scope")).is_named, told
     # A link, and a name that is no id, are refused.
     monkeypatch.setattr(container_names, "DOCKER", tmp_path)
     docker.unlink()
