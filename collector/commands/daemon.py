@@ -14,7 +14,9 @@ from tcpkmon.collector.daemon.toml_files import CONFIG
 @click.option("--config", type=click.Path(path_type=Path), default=CONFIG, show_default=True,
               metavar="FILE", help="The configuration; files of FILE's name with .d come after it.")
 @click.option("--check", is_flag=True, help="Only tell the mistakes in the configuration.")
-def command(config: Path, check: bool) -> int:
+@click.option("--early", is_flag=True, help="From boot on: write to memory until tcpkmon reload, "
+              "when the disks are there, then move that to them.")
+def command(config: Path, check: bool, early: bool) -> int:
     """Run the captures of a configuration, until SIGTERM.
 
     Each is a process of its own, which is started again if it dies. SIGHUP, or tcpkmon reload,
@@ -25,5 +27,6 @@ def command(config: Path, check: bool) -> int:
 
         return check_only(config)
     from tcpkmon.collector.daemon import supervisor
+    from tcpkmon.collector.daemon.plans import Plans
 
-    return supervisor.run(config)
+    return supervisor.run(Plans(config, early))

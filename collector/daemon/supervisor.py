@@ -15,8 +15,6 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -24,7 +22,7 @@ from tcpkmon.collector.daemon.child import Child, State
 from tcpkmon.collector.daemon.held import Stored
 from tcpkmon.collector.daemon.mending import Mending, left_in
 from tcpkmon.collector.daemon.metrics_process import MetricsProcess
-from tcpkmon.collector.daemon.plan_reading import read_plan
+from tcpkmon.collector.daemon.plans import Plans
 from tcpkmon.collector.daemon.reloading import Change, Reloads
 from tcpkmon.collector.daemon.requests import Requests
 from tcpkmon.collector.daemon.systemd import Systemd
@@ -42,25 +40,24 @@ def say(text: str) -> None:
     say_line(f"tcpkmon daemon: {text}")
 
 
-def run(config: Path) -> int:
+def run(plans: Plans) -> int:
     """Run the captures until SIGTERM or SIGINT; the exit code: that of a capture which could not be
     attached at the start, else 0. Refused where the configuration has mistakes; UsageError."""
-    plan = read_plan(config)
+    plan = plans.read()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # for what the captures park
     with ExitStack() as stack:
         requests = stack.enter_context(Requests())
-        return Supervisor(config, plan, requests, Systemd()).run()
+        return Supervisor(plans, plan, requests, Systemd()).run()
 
 
 class Supervisor:
     """The captures of a plan, by name."""
 
     def __init__(
-        self, config: Path, plan: Mapping[str, Any], requests: Requests, systemd: Systemd
+        self, plans: Plans, plan: Mapping[str, Any], requests: Requests, systemd: Systemd
     ) -> None:
-        self._systemd = systemd
-        self._requests = requests
+        self._plans, self._systemd, self._requests = plans, systemd, requests
         self._children: dict[str, Child] = {}
         self._leaving: list[Child] = []
         """Captures that another took over from, or that are not in the configuration any more."""
@@ -68,7 +65,7 @@ class Supervisor:
         self._stored = Stored(systemd)
         self._wakener: socket.socket | None = None
         self._reloads = Reloads(
-            partial(read_plan, config), self._adopt, self._finish_change, self._wake, systemd
+            plans.read, self._adopt, self._finish_change, self._wake, systemd
         )
         self._handlers = {"reload": self._reloads.ask, "status": lambda to: to(self.status())}
         self._adopt(plan)
@@ -95,6 +92,7 @@ class Supervisor:
                 while self._children or self._leaving:
                     self._round(reader)
                 self._mending.finish()
+                self._plans.finish(self._mending)
             finally:
                 self._kill_all()
                 self._metrics.end()
@@ -107,6 +105,7 @@ class Supervisor:
         if self._end_by_s is None:
             self._metrics.look_after()
         self._mending.reap()
+        self._plans.look_after([one.plan["folder"] for one in self._all], self._mending)
         self._wait(reader)
         self._requests.serve(self._handlers)
         if self._end_by_s is None:

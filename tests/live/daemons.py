@@ -47,6 +47,8 @@ class Daemon:
         """Descriptors by name, as systemd holds them."""
         self.program = [TCPKMON]
         """The words in front of `daemon`."""
+        self.options: list[str] = []
+        """Of the daemon."""
         self._watchdog_s = watchdog_s
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify.bind(str(folder / "notify"))
@@ -89,7 +91,7 @@ class Daemon:
         words = [sys.executable, "-c", _START, ":".join(names), ":".join(map(str, fds))]
         began_s = time.monotonic()
         self.process = subprocess.Popen(
-            [*words, *self.program, "daemon", "--config", str(self.config)],
+            [*words, *self.program, "daemon", "--config", str(self.config), *self.options],
             stdin=subprocess.DEVNULL, stderr=self._error, env=self.environment | more,
             preexec_fn=listen, pass_fds=fds,  # noqa: PLW1509
         )  # fmt: skip

@@ -22,6 +22,7 @@ from tcpkmon.collector.daemon.channel import pair
 from tcpkmon.collector.daemon.child import Child, State
 from tcpkmon.collector.daemon.held import Held
 from tcpkmon.collector.daemon.mending import Mending
+from tcpkmon.collector.daemon.plans import Plans
 from tcpkmon.collector.daemon.supervisor import Supervisor
 from tcpkmon.collector.daemon.systemd import Systemd
 from tcpkmon.collector.linux import isolated
@@ -38,7 +39,7 @@ FINISHES = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: s
 def supervisor() -> Iterator[Supervisor]:
     ends = socket.socketpair()
     requests = SimpleNamespace(fileno=ends[0].fileno, serve=lambda handlers: None)
-    yield Supervisor(Path("none"), NOBODY, requests, Systemd({}))  # type: ignore[arg-type]
+    yield Supervisor(Plans(Path("none")), NOBODY, requests, Systemd({}))  # type: ignore[arg-type]
     for end in ends:
         end.close()
 
