@@ -82,6 +82,7 @@ MORE_TESTS = (
     "tests/live/test_counted.py::test_numbers_never_jump",
     "tests/live/test_counted.py::test_a_socket_that_connects_again_is_another_connection",
     "tests/live/test_counted.py::test_resets_are_counted",
+    "tests/live/test_daemon_early.py",
     "tests/live/test_disk.py",
     "tests/live/test_hostile_names.py",
     "tests/live/test_kernel_types_compile.py",
