@@ -27,6 +27,5 @@ def command(config: Path, check: bool, early: bool) -> int:
 
         return check_only(config)
     from tcpkmon.collector.daemon import supervisor
-    from tcpkmon.collector.daemon.plans import Plans
 
-    return supervisor.run(Plans(config, early))
+    return supervisor.run(config, early=early)

@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -40,10 +41,10 @@ def say(text: str) -> None:
     say_line(f"tcpkmon daemon: {text}")
 
 
-def run(plans: Plans) -> int:
+def run(config: Path, *, early: bool = False) -> int:
     """Run the captures until SIGTERM or SIGINT; the exit code: that of a capture which could not be
     attached at the start, else 0. Refused where the configuration has mistakes; UsageError."""
-    plan = plans.read()
+    plan = (plans := Plans(config, early)).read()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # for what the captures park
     with ExitStack() as stack:
