@@ -18,7 +18,7 @@ from tcpkmon.formats.commands.connections import report
 
 if TYPE_CHECKING:
     from tcpkmon.collector.commands.trial import Outcome
-    from tcpkmon.formats.analysis.trying import Fitted, Likeness, Seen, Variant
+    from tcpkmon.formats.analysis.trying import Fitted, Likeness, Seen
 
 _UNLIKE = "the copy is not like the capture"
 
@@ -202,7 +202,8 @@ def _tell_outcome(one: Outcome, seen: Seen, tell: Any) -> None:
     from tcpkmon.formats.analysis.diff.statistics import change_text
     from tcpkmon.formats.analysis.trying import what_to_write
 
-    tell(f"\n{one.variant}" + (f" ({one.variant.why})" if one.variant.why else ""))
+    tell("")
+    tell(f"{one.variant}" + (f" ({one.variant.why})" if one.variant.why else ""))
     for name, row in one.compared.items():
         if row.a is None or row.b is None:
             continue

@@ -129,7 +129,7 @@ def _sort_losses(seen: Seen, base: float, most: float) -> tuple[int, int, float]
     # A few high round trips beside many losses elsewhere are not the queue's.
     if len(heights) < 0.2 * len(seen.losses):
         return 0, by_queue + at_random, 0.0
-    return by_queue, at_random, float(np.median(heights))
+    return by_queue, at_random, float(np.median(heights)) if heights else 0.0
 
 
 def _jitter_us(seen: Seen, segment_us: float) -> float:

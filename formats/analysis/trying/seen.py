@@ -17,7 +17,7 @@ from tcpkmon.formats.analysis.why import NEEDED, Connection, Snapshots, Source, 
 from tcpkmon.formats.base.errors import UsageError
 
 Array = NDArray[Any]
-SEGMENT_RECEIVED, RETRANSMIT = 1, 2
+SEGMENT_RECEIVED, RETRANSMIT, _CLOSING = 1, 2, 21
 _RECOVERY = 3
 _PAUSE_NS = 20_000_000
 _LEAST_ACKS = 20
@@ -146,10 +146,16 @@ def _losses(rows: Snapshots, at: Array) -> Array:
     return found[counts > 0]
 
 
-def _bursts(rows: Snapshots, one: Connection) -> tuple[Burst, ...]:
+def _bursts(whole: Snapshots, one: Connection) -> tuple[Burst, ...]:
     """A burst is what was written between two pauses of 20 ms and more."""
-    written = _unwrap((rows["snd_una"] + rows["snd_sb_cc"]).astype(np.uint32))
-    intervals = [run for some in cut(iter([rows])) for run in some]
+    rows = whole
+    # While it opens, and when it is closed, a socket has other numbers there.
+    moves = np.isin(rows["location"], (SEGMENT_RECEIVED, _CLOSING)) & (rows["snd_sb_cc"] < 1 << 31)
+    rows = rows.take(np.flatnonzero(moves))
+    first = rows["snd_una"][:1].astype(np.uint32)
+    ends = (rows["snd_una"] + rows["snd_sb_cc"]).astype(np.uint32)
+    written = np.maximum.accumulate(_unwrap(np.append(first, ends))[1:])
+    intervals = [run for some in cut(iter([whole])) for run in some]
     names = _limit_names()
     pauses = [
         (int(run["start_ns"]), int(run["end_ns"]))

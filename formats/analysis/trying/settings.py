@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that `tcpkmon try` tries: which ones a connection's limits suggest, how to write them."""
+"""Settings that `tcpkmon try` tries: which ones limits suggest, and how to write them."""
 
 from __future__ import annotations
 
