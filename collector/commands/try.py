@@ -67,7 +67,11 @@ def command(
     seen, sentences = _see(file, ports, where, seconds)
     path = fit(seen)
     told: dict[str, Any] = {"connection": seen.connection.conn_id, "path": asdict(path)}
-    tell = (lambda _: None) if as_json else lambda text: click.echo(for_terminal(text))
+
+    def tell(text: str) -> None:
+        if not as_json:
+            click.echo(for_terminal(text))
+
     for text in [*sentences, *_path_words(seen, path, rate)]:
         tell(text)
     if fit_only:

@@ -143,7 +143,8 @@ def _losses(rows: Snapshots, at: Array) -> Array:
     counts = again[ends] - again[before]
     places = np.searchsorted(at, begins, side="right") - 1
     found: Array = np.stack([np.maximum(places, 0), counts], axis=1)
-    return found[counts > 0]
+    kept: Array = found[counts > 0]
+    return kept
 
 
 def _bursts(whole: Snapshots, one: Connection) -> tuple[Burst, ...]:
