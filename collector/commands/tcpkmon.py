@@ -14,7 +14,7 @@ ROOMS = {
     "tcpkmon.collector.commands": (
         "benchmark", "bisect", "buffer_size", "columns", "daemon", "demo", "disable", "doctor",
         "dump", "enable", "events", "lowwater", "mark", "metrics", "probe", "reload",
-        "sampler_period", "schema", "selftest", "status", "top", "triggers",
+        "sampler_period", "schema", "selftest", "status", "top", "triggers", "try",
     ),
     "tcpkmon.collector.commands.history": ("iscan", "monitor", "msmod"),
     "tcpkmon.formats.commands": (

@@ -2,5 +2,6 @@
 """Namespaces, a bottleneck and counted traffic: for the demo, the benchmark and the tests."""
 
 __all__ = [
-    "counters", "demo", "demo_report", "endpoint", "lab", "link", "namespaces", "pair", "traffic",
+    "copying", "counters", "demo", "demo_report", "endpoint", "lab", "link", "namespaces", "pair",
+    "traffic",
 ]  # fmt: skip

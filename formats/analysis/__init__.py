@@ -58,5 +58,6 @@ __all__ = [
     "requests",
     "sleep_times",
     "sleeps",
+    "trying",
     "why",
 ]

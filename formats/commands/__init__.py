@@ -2,7 +2,7 @@
 """The commands that need only files: one module each, which parses, calls and prints."""
 
 __all__ = [
-    "anonymise", "check",
+    "anonymise", "check", "choosing",
     "condense", "conform", "connections", "cut", "dataset", "decode",
     "diff",
     "export", "flamegraph", "join", "latency", "magnet_parse", "packetdrill", "pair",

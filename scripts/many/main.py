@@ -31,7 +31,7 @@ READERS = {
 _TEXT = """\
 <!-- SPDX-License-Identifier: Apache-2.0 -->
 <!-- Made by `sudo scripts/many-connections --docs`: change scripts/many, not this page. -->
-# A million connections
+# Many connections
 
 `collect --connections N` says how many connections have an identity at a time: 131,072 without
 it. Records of further ones are lost, and counted as "table full". Above the default the collector's

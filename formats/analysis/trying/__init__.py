@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `tcpkmon try` makes of a capture: its path, its work, and settings that may be better."""
+
+from tcpkmon.formats.analysis.trying.fitting import Fitted, fit
+from tcpkmon.formats.analysis.trying.likeness import Likeness, look_alike, values_of
+from tcpkmon.formats.analysis.trying.seen import Burst, Seen, see
+from tcpkmon.formats.analysis.trying.settings import (
+    Setting,
+    Variant,
+    parse_variant,
+    propose,
+    what_to_write,
+)
+
+__all__ = [
+    "Burst",
+    "Fitted",
+    "Likeness",
+    "Seen",
+    "Setting",
+    "Variant",
+    "fit",
+    "look_alike",
+    "parse_variant",
+    "propose",
+    "see",
+    "values_of",
+    "what_to_write",
+]

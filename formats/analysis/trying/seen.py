@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sender's capture shows of one connection: its ACKs, its losses, and what it was to send.
+
+Round trips are those of single segments: when an ACK came, without when the newest segment was
+sent that it acknowledges (`first_tx_us` of the record behind it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tcpkmon.formats.analysis.why import NEEDED, Connection, Snapshots, Source, cut, tally
+from tcpkmon.formats.base.errors import UsageError
+
+Array = NDArray[Any]
+SEGMENT_RECEIVED, RETRANSMIT, _CLOSING = 1, 2, 21
+_RECOVERY = 3
+_PAUSE_NS = 20_000_000
+_LEAST_ACKS = 20
+_IDLE = "idle"
+_SYN = 1
+"""The sequence number that it takes."""
+
+
+@dataclass(frozen=True)
+class Burst:
+    """The application pauses after all was acknowledged [s], then writes so many bytes."""
+
+    pause_s: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """n ACKs of a connection.
+
+    times_us: (n,) when each came, from the first record on. delivered: (n,) bytes that had arrived
+    then, SACKed ones too. rtt_us: (n,) int64, of the newest segment acknowledged; -1: of none, or
+    of one that was sent again. losses: (k, 2) places of the ACKs at which a recovery began, and
+    segments sent again in it. bursts: what was to send. whole: whether that is all; else the
+    capture goes on. settings: net.* of the sender's host as its header tells, by name.
+    """
+
+    connection: Connection
+    times_us: Array
+    delivered: Array
+    rtt_us: Array
+    losses: Array
+    bursts: tuple[Burst, ...]
+    whole: bool
+    settings: dict[str, str]
+
+    @property
+    def base_us(self) -> float:
+        """The round trip without a queue: of the least ones, beyond what one odd one has."""
+        known = self.rtt_us[self.rtt_us >= 0]
+        least = self.connection.min_rtt_us
+        return float(np.quantile(known, 0.005)) if len(known) else float(least or 0)
+
+    @property
+    def overhead(self) -> float:
+        """Bytes of a full IP packet by its payload: addresses, TCP header, timestamps."""
+        mss = max(self.connection.mss, 1)
+        return (mss + (72 if _is_ipv6(self.connection.raddr) else 52)) / mss
+
+
+def see(source: Source, conn_id: int, most_s: float) -> Seen:
+    """One connection, from its begin, for at most so long. UsageError: it did not send, or the
+    capture does not tell when."""
+    if "first_tx_us" not in source.known:
+        raise UsageError(
+            f"{source.reader.path} lacks first_tx_us, which tells round trips",
+            "capture with --columns default or more",
+        )
+    rows, whole = _rows(source, conn_id, most_s)
+    found = tally(iter([rows])) if len(rows) else []
+    if not found:
+        raise UsageError(f"{source.reader.path}: nothing is known of connection {conn_id}")
+    one = found[0]
+    if not one.sends or one.bytes_acked < 10 * max(one.mss, 1):
+        raise UsageError(
+            f"connection {conn_id} sent too little to be tried ({one.bytes_acked:,} bytes)",
+            "a setting is tried for the end that sends: capture there, or choose it with -p",
+        )
+    unacked = _unwrap(rows["snd_una"])
+    arrived = unacked + rows["sacked_out"].astype(np.int64) * rows["mss"].astype(np.int64)
+    at = np.flatnonzero(rows["location"][:-1] == SEGMENT_RECEIVED)
+    if len(at) < _LEAST_ACKS:
+        raise UsageError(f"connection {conn_id} has {len(at)} ACKs, which is too few to fit a path")
+    newer = unacked[at + 1] > unacked[at]
+    calm = (rows["ca_state"][at] < _RECOVERY) & (rows["ca_state"][at + 1] < _RECOVERY)
+    sent_us = rows["first_tx_us"][at + 1].astype(np.int64)
+    trip = (rows.times_ns[at] // 1000 - sent_us) & 0xFFFFFFFF
+    rtt = np.where(newer & calm & (trip < 1 << 31) & (rows["retrans_out"][at] == 0), trip, -1)
+    sysctl = source.settings().get("system")
+    told = sysctl.get("sysctl") if isinstance(sysctl, dict) else None
+    known = {str(k): str(v) for k, v in told.items()} if isinstance(told, dict) else {}
+    return Seen(
+        one, (rows.times_ns[at] - rows.times_ns[0]) // 1000,
+        np.maximum.accumulate(arrived[at + 1] - unacked[0]), rtt, _losses(rows, at),
+        _bursts(rows, one), whole, known,
+    )  # fmt: skip
+
+
+def _rows(source: Source, conn_id: int, most_s: float) -> tuple[Snapshots, bool]:
+    """The connection's snapshots, and whether these are all."""
+    pieces: list[Snapshots] = []
+    whole, until = True, None
+    for piece in source.read():
+        mine = piece.take(np.flatnonzero(piece["conn_id"] == conn_id))
+        if not len(mine):
+            continue
+        until = int(mine.times_ns[0] + most_s * 1e9) if until is None else until
+        early = mine.times_ns <= until
+        whole = whole and bool(early.all())
+        pieces.append(mine.take(np.flatnonzero(early)))
+    if not pieces:
+        return Snapshots({name: np.zeros(0, np.int64) for name in NEEDED},
+                         np.zeros(0, np.int64), np.zeros(0, np.int64)), True  # fmt: skip
+    columns = {
+        name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0].columns
+    }
+    times, lost = (np.concatenate([getattr(piece, name) for piece in pieces])
+                   for name in ("times_ns", "lost"))  # fmt: skip
+    return Snapshots(columns, times, lost), whole
+
+
+def _unwrap(sequence: Array) -> Array:
+    """(n,) int64 sequence numbers without the turn at 2^32, from 0."""
+    steps = np.diff(sequence.astype(np.uint32), prepend=sequence[:1].astype(np.uint32))
+    found: Array = np.cumsum(steps.astype(np.uint32).view(np.int32).astype(np.int64))
+    return found
+
+
+def _losses(rows: Snapshots, at: Array) -> Array:
+    lost = rows["ca_state"] >= _RECOVERY
+    begins = np.flatnonzero(lost & ~np.append(False, lost[:-1]))
+    again = np.cumsum(rows["location"] == RETRANSMIT)
+    ends = np.append(begins[1:], len(again) - 1)
+    before = np.maximum(begins - 1, 0)
+    counts = again[ends] - again[before]
+    places = np.searchsorted(at, begins, side="right") - 1
+    found: Array = np.stack([np.maximum(places, 0), counts], axis=1)
+    kept: Array = found[counts > 0]
+    return kept
+
+
+def _bursts(whole: Snapshots, one: Connection) -> tuple[Burst, ...]:
+    """A burst is what was written between two pauses of 20 ms and more."""
+    rows = whole
+    # While it opens, and when it is closed, a socket has other numbers there.
+    moves = np.isin(rows["location"], (SEGMENT_RECEIVED, _CLOSING)) & (rows["snd_sb_cc"] < 1 << 31)
+    rows = rows.take(np.flatnonzero(moves))
+    first = rows["snd_una"][:1].astype(np.uint32)
+    ends = (rows["snd_una"] + rows["snd_sb_cc"]).astype(np.uint32)
+    written = np.maximum.accumulate(_unwrap(np.append(first, ends))[1:])
+    intervals = [run for some in cut(iter([whole])) for run in some]
+    names = _limit_names()
+    pauses = [
+        (int(run["start_ns"]), int(run["end_ns"]))
+        for run in sorted(intervals, key=lambda run: int(run["start_ns"]))
+        if names[int(run["limit"])] == _IDLE and run["end_ns"] - run["start_ns"] >= _PAUSE_NS
+    ]
+    found: list[Burst] = []
+    pause, before = 0.0, _SYN
+    for begin, end in [*pauses, (int(rows.times_ns[-1]) + 1, 0)]:
+        place = int(np.searchsorted(rows.times_ns, begin, side="right")) - 1
+        upto = int(written[max(place, 0)])
+        if upto > before:
+            found.append(Burst(pause, upto - before))
+            pause, before = 0.0, upto
+        pause += max(end - begin, 0) / 1e9
+    # What was written after the last record of a segment is known by its acknowledgement.
+    if not found:
+        return (Burst(pause, one.bytes_acked),)
+    missed = max(one.bytes_acked - sum(burst.nbytes for burst in found), 0)
+    return (*found[:-1], Burst(found[-1].pause_s, found[-1].nbytes + missed))
+
+
+def _limit_names() -> tuple[str, ...]:
+    from tcpkmon.formats.analysis.why import LIMITS
+
+    return tuple(LIMITS)
+
+
+def _is_ipv6(address: str) -> bool:
+    return ":" in address and not address.startswith("::ffff:")
