@@ -8,12 +8,15 @@ import of pyroute2 alone takes longer than the start of a capture may grow.
 from __future__ import annotations
 
 import array
+import ctypes
 import fcntl
 import os
 import socket
 import struct
 from contextlib import suppress
 from typing import Any
+
+from tcpkmon.collector.linux.syscalls import call_libc
 
 _SYSCTL = "/proc/sys/net"
 _SECRET = "key"
@@ -38,10 +41,13 @@ _RTM_NEWQDISC, _RTM_GETQDISC, _DONE, _ERROR = 36, 38, 3, 2
 _REQUEST_DUMP = 0x301
 _MESSAGE, _TC = struct.Struct("=IHHII"), struct.Struct("=BBHiIII")
 _KIND, _OPTIONS = 1, 2
+_TIMEX = struct.Struct("=I4x4qi4x3q2qq2qi4x5qi44x")
+"""struct timex of linux/timex.h, on machines of 64 bits."""
+_UNSYNCHRONISED = 0x40
 
 
 def read_system_settings() -> dict[str, Any]:
-    """boot_id, and by name: sysctl, qdiscs, offloads and drivers by device, fit for JSON.
+    """boot_id, clock, and by name: sysctl, qdiscs, offloads and drivers by device, fit for JSON.
 
     What cannot be read is left out. A qdisc has device, kind, handle, parent, and its options as
     the kernel has them, in hex.
@@ -56,11 +62,30 @@ def read_system_settings() -> dict[str, Any]:
                 drivers[device] = driver
     return {
         "boot_id": _text("/proc/sys/kernel/random/boot_id"),
+        "clock": _clock(),
         "sysctl": _sysctl(),
         "qdiscs": _qdiscs(),
         "offloads": offloads,
         "drivers": drivers,
     }
+
+
+def _clock() -> dict[str, int | bool]:
+    """How far the time of day may be from true time [us], as chrony or ntpd told the kernel.
+
+    is_synchronised is false where none did: then the bounds mean nothing. Empty where the kernel
+    may not be asked.
+    """
+    room = ctypes.create_string_buffer(_TIMEX.size)
+    try:
+        call_libc("adjtimex", room)
+    except OSError:
+        return {}
+    _, _, _, most, estimated, status, *_ = _TIMEX.unpack(room.raw)
+    return {
+        "is_synchronised": not status & _UNSYNCHRONISED, "max_error_us": most,
+        "estimated_error_us": estimated,
+    }  # fmt: skip
 
 
 def _sysctl() -> dict[str, str]:

@@ -221,6 +221,7 @@ _RULES: dict[str, Callable[[Who, Any], Any]] = {
     "machine": _table(cpu_model=_same, memory_bytes=_same, uid=_users, user=_text("names")),
     "system": _table(
         boot_id=lambda who, value: who.uuid(value) if isinstance(value, str) else None,
+        clock=_table(is_synchronised=_same, max_error_us=_same, estimated_error_us=_same),
         sysctl=_sysctl, offloads=_by_device(plain),
         qdiscs=_list(_table(device=_DEVICE, kind=plain, handle=plain, parent=plain,
                             options=plain)),

@@ -95,8 +95,17 @@ def _about(opened: Opened, path: Path) -> dict[str, Any]:
         "file": path.name, "kernel": _kernel(reader),
         "mono_ns": clock[0], "real_ns": clock[1],
         "clock_bound_ns": clock[2] if len(clock) > 2 else None,
+        "true_time_bound_ns": true_time_bound_ns(system.get("clock")),
         "system": json.dumps(system, sort_keys=True),
     }  # fmt: skip
+
+
+def true_time_bound_ns(clock: Any) -> int | None:
+    """How far the host's time of day was from true time at most; None: nobody kept it, or knows."""
+    if not isinstance(clock, dict) or clock.get("is_synchronised") is not True:
+        return None
+    most = clock.get("max_error_us")
+    return most * 1000 if isinstance(most, int) and 0 <= most < 1 << 40 else None
 
 
 def _kernel(reader: Any) -> str | None:
@@ -130,7 +139,8 @@ def _settings(about: dict[str, Any], proof: dict[str, Any], rows: dict[str, int]
     text, whole, flag = pyarrow.string(), pyarrow.int64(), pyarrow.bool_()
     fields = [
         *((name, text) for name in ("segment_id", "boot_id", "capture_id", "file", "kernel")),
-        *((name, whole) for name in ("number", "mono_ns", "real_ns", "clock_bound_ns")),
+        *((name, whole) for name in ("number", "mono_ns", "real_ns", "clock_bound_ns",
+                                  "true_time_bound_ns")),
         ("system", text), ("rows", text), ("verdict", text), ("proven", flag),
         ("end_reason", text),
         *((name, whole) for name in ("exit_code", "entries", "lost", "size_bytes")),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 import sys
@@ -36,6 +37,23 @@ def test_headers_have_the_settings_of_the_machine(tmp_path: Path, form: str) -> 
     assert not [name for name in told["sysctl"] if "key" in name]
     assert told["offloads"]["lo"]["gso"] is True
     assert len(json.dumps(told)) < 32_768
+
+
+class NtpTime(ctypes.Structure):
+    """struct ntptimeval of sys/timex.h."""
+
+    _fields_ = [("time", ctypes.c_long * 2), ("most", ctypes.c_long), ("estimated", ctypes.c_long),
+                ("rest", ctypes.c_long * 5)]  # fmt: skip
+
+
+def test_the_clock_is_that_of_ntp_gettime() -> None:
+    """Whose answer is 5 where nobody keeps the clock."""
+    found = NtpTime()
+    state = ctypes.CDLL(None).ntp_gettime(ctypes.byref(found))
+    told = read_system_settings()["clock"]
+    assert told["is_synchronised"] is (state != 5)
+    assert 0 <= told["max_error_us"] - found.most < 10_000  # it grows by 500 us a second
+    assert told["estimated_error_us"] == found.estimated
 
 
 def test_qdiscs_are_those_of_tc() -> None:

@@ -27,6 +27,7 @@ from tcpkmon.formats.dataset import (
     Files,
     Store,
     add,
+    adding,
     ask,
     check,
     compact,
@@ -112,6 +113,16 @@ def test_a_writer_that_dies_is_repeated(
     assert bool(add(store, captures[0]).rows) != whole
     assert not any("add it again" in text for text in check(store))
     assert rows_of(store)["settings"] == 1
+
+
+@pytest.mark.parametrize(
+    ("clock", "bound"),
+    [({"is_synchronised": True, "max_error_us": 1500}, 1_500_000),
+     ({"is_synchronised": False, "max_error_us": 16_000_000}, None),
+     ({"is_synchronised": True, "max_error_us": "1"}, None), (None, None), ([1], None)],
+)  # fmt: skip
+def test_the_bound_to_true_time(clock: Any, bound: int | None) -> None:
+    assert adding.true_time_bound_ns(clock) == bound
 
 
 def test_a_merge_that_dies_counts_no_row_twice(
