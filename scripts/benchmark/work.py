@@ -110,7 +110,7 @@ class Worker:
         self._loopback = loopback
         self._served = served
         self._quick = context.quick
-        self.nearness = Nearness(wire)
+        self.nearness = Nearness(wire, 0.0 if context.quick else PATIENCE_S)
 
     def warm(self) -> None:
         """A moment of traffic, for tools that are ready when they see some."""
