@@ -54,7 +54,7 @@ def repaired(lab: Lab, pair: Pair) -> None:
 
 _CALM = Way(rate_mbit=20, delay_ms=10, queue_bytes=60_000)
 _DEEP = Way(rate_mbit=20, delay_ms=10, queue_bytes=2_000_000)
-_IDLE = Course(PATHS["pause"].way, PATHS["pause"].act, {"tcp_slow_start_after_idle": "0"})
+_IDLE = Course(PATHS["pause"].way, PATHS["pause"].act, {"net.ipv4.tcp_slow_start_after_idle": "0"})
 _CUT = "u32 now = GET(snd_ssthresh); if (now > 2 && now < 0x7fffffff) PUT(snd_ssthresh, now - 1);"
 _UNCUT = Control(ssthresh="return CWND;")
 

@@ -24,6 +24,7 @@ from scripts.conform_plays import PATHS, Judged, judge
 from scripts.experiments.report import write_part
 from scripts.vm.kernels import version_key
 from scripts.vm.tools import cache
+from tcpkmon.collector.lab.endpoint import congestion_controls
 from tcpkmon.collector.linux.machine import describe_machine
 from tcpkmon.formats.analysis.conform import RULES
 from tcpkmon.formats.base.cli import run
@@ -164,8 +165,7 @@ def command(
     output: Path | None, earlier: tuple[Path, ...],
 ) -> int:  # fmt: skip
     """Play transfers with each congestion control, and count which rules they keep."""
-    known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
-    names = sorted(name for name in known if only in name and "tcpkmon" not in name)
+    names = sorted(name for name in congestion_controls() if only in name and "tcpkmon" not in name)
     until = time.monotonic() + 60 * minutes
     of_paths: dict[str, Tally] = {}
     of_scenarios: dict[str, Tally] = {}

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,7 +15,7 @@ from tcpkmon.collector.capturing import Capture, start
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.link import Link, Way
 from tcpkmon.collector.lab.namespaces import Side
-from tcpkmon.collector.lab.pair import Pair, join, listening
+from tcpkmon.collector.lab.pair import Pair, drain, join, listening
 from tcpkmon.formats.analysis.conform import Verdicts, conform, why_unsure
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.registry import format_of
@@ -67,8 +66,7 @@ def both_ways(lab: Lab, pair: Pair) -> None:
     pair.server.settimeout(0.2)
     with suppress(OSError):
         pair.server.sendall(bytes(500_000))
-    reading = threading.Thread(target=_drain, args=(pair.client,), daemon=True)
-    reading.start()
+    drain(pair.client)
     time.sleep(0.6)
     bulk(lab, pair, 0.4)
 
@@ -85,7 +83,7 @@ def held(lab: Lab, pair: Pair) -> None:
 
 
 class Course(NamedTuple):
-    """A way there, what is done on it, and settings of net.ipv4 in the sender's namespace."""
+    """A way there, what is done on it, and settings in the sender's namespace."""
 
     way: Way
     act: Play
@@ -106,7 +104,7 @@ PATHS = {
     ),
     "marks": Course(
         Way(rate_mbit=20, delay_ms=10, ecn=True, ecn_above_bytes=30_000, queue_bytes=200_000),
-        bulk, {"tcp_ecn": "1"},
+        bulk, {"net.ipv4.tcp_ecn": "1"},
     ),
     "both ways": Course(Way(rate_mbit=20, delay_ms=10, queue_bytes=60_000), both_ways),
     "held": Course(Way(rate_mbit=20, delay_ms=10, queue_bytes=200_000), held),
@@ -121,15 +119,12 @@ def play(path: Path, name: str, algorithm: str) -> None:
 def play_course(path: Path, course: Course, algorithm: str) -> None:
     """One transfer, captured into a file."""
     with Lab(link=Link(course.way, _BACK)) as lab:
-        for key, value in course.settings.items():
-            lab.a.run(lambda key=key, value=value: Path("/proc/sys/net/ipv4", key)
-                      .write_text(value))  # type: ignore[misc]  # fmt: skip
+        lab.a.set_sysctls(course.settings)
         with capturing(lab.a, path):
             with listening(lab.b, SERVER) as listener:
                 chosen = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm.encode())
-                pair = join(lab.a, listener, SERVER, [chosen])  # type: ignore[list-item]
-            reading = threading.Thread(target=_drain, args=(pair.server,), daemon=True)
-            reading.start()
+                pair = join(lab.a, listener, SERVER, [chosen])
+            reading = drain(pair.server)
             with suppress(OSError):
                 course.act(lab, pair)
             pair.close()
@@ -154,9 +149,3 @@ def judge(path: Path, judged_as: str = "") -> Judged:
     unsure = why_unsure(format_of(path).verify(path))
     with Source(path) as source:
         return Judged(conform(source, unsure, judged_as), not unsure)
-
-
-def _drain(end: socket.socket) -> None:
-    with suppress(OSError):
-        while end.recv(1 << 16):
-            pass

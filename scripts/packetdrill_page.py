@@ -10,22 +10,20 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
+from scripts.conform_plays import capturing
 from scripts.drill.language import ScriptError
 from scripts.drill.player import play
 from scripts.experiments.report import write_part
-from tcpkmon.collector.capturing import start
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.link import Link, Way
-from tcpkmon.collector.lab.pair import Pair, join, listening
+from tcpkmon.collector.lab.pair import Pair, drain, join, listening
 from tcpkmon.collector.linux.machine import describe_machine
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.cli import run
@@ -69,8 +67,8 @@ CASES: dict[str, tuple[Way, Act, str]] = {
     "reno": (replace(_WAY, lose=(30_000, 31_000)), bulk, "reno"),
 }
 CHANGES = {
-    "no loss probe": ("tail", {"tcp_early_retrans": "0"}),
-    "no slow start after idle": ("pause", {"tcp_slow_start_after_idle": "0"}),
+    "no loss probe": ("tail", {"net.ipv4.tcp_early_retrans": "0"}),
+    "no slow start after idle": ("pause", {"net.ipv4.tcp_slow_start_after_idle": "0"}),
 }  # fmt: skip
 
 
@@ -80,29 +78,20 @@ def record(path: Path, name: str, server: bool = False) -> str:
     way, act, algorithm = CASES[name]
     with Lab(link=Link(way, _BACK)) as lab:
         side = lab.b if server else lab.a
-        options = ["--netns", side.name, "--quiet", "--columns", "all", "--format", "psc"]
-        with start(["tcp"], path, force=True, options=options, buffer_mb=32):
+        with capturing(side, path):
             with listening(lab.b, SERVER) as listener:
                 chosen = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm.encode())
                 room = (socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
-                pair = join(lab.a, listener, SERVER, [room, chosen])  # type: ignore[list-item]
-            reading = threading.Thread(target=_drain, args=(pair.server,), daemon=True)
-            if act is not requests:
-                reading.start()
+                pair = join(lab.a, listener, SERVER, [room, chosen])
+            reading = drain(pair.server) if act is not requests else None
             time.sleep(0.1)
             act(pair)
             both = (pair.client_port, pair.server_port)
             ports = "{}.{}".format(*(both[::-1] if server else both))
             pair.close()
-            if act is not requests:
+            if reading is not None:
                 reading.join(5)
     return ports
-
-
-def _drain(server: socket.socket) -> None:
-    with suppress(OSError):
-        while server.recv(1 << 16):
-            pass
 
 
 def script_of(path: Path, connection: str, options: Options | None = None) -> str:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from tcpkmon.collector.capturing import launch
+from tcpkmon.collector.lab.endpoint import congestion_controls
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.link import Link, Way
-from tcpkmon.collector.lab.namespaces import Side
+from tcpkmon.collector.lab.namespaces import Side, sysctl_path
 from tcpkmon.collector.linux.netns import enter
 from tcpkmon.collector.session.command import Identity
 from tcpkmon.formats.base.errors import KernelError, TcpkmonError, UsageError
@@ -29,7 +30,6 @@ COLUMNS = "default,ca_name,bytes_sent,bytes_retrans"
 _LISTEN, _OVER = 10, (6, 7, 10)  # TIME_WAIT, CLOSE, LISTEN
 _LISTEN_S, _SETTLE_S, _STEP_S = 10.0, 1.0, 0.02
 _LAST_CHARACTERS = 300
-_AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def play(
     with ExitStack() as stack:
         lab = stack.enter_context(Lab(link=scenario.link))
         for side in (lab.a, lab.b):
-            write_settings(side, settings)
+            side.set_sysctls(settings)
         log = stack.enter_context(_logged(output.with_suffix(".log")))
         environment = _environment(lab, identity)
         if scenario.peer:
@@ -197,18 +197,6 @@ def _last_line(log: IO[str]) -> str:
 # Sysctls of a namespace
 
 
-def write_settings(side: Side, settings: Mapping[str, str]) -> None:
-    """Write sysctls inside a namespace. UsageError where the kernel refuses."""
-    for name, value in settings.items():
-        try:
-            side.run(lambda name=name, value=value: _path(name)  # type: ignore[misc]
-                     .write_text(value))  # fmt: skip
-        except FileNotFoundError:
-            raise UsageError(f"the kernel does not take {name}={value}") from None
-        except OSError as error:
-            raise UsageError(f"the kernel does not take {name}={value}: {error.strerror}") from None
-
-
 def check_settings(name: str, values: Sequence[str]) -> list[str]:
     """What the kernel makes of each value of a sysctl, tried in a namespace that goes at once.
 
@@ -223,14 +211,14 @@ def check_settings(name: str, values: Sequence[str]) -> list[str]:
     _refuse_modules(name, values)
     made = []
     with Lab() as lab:
-        if not lab.a.run(_path(name).is_file):
-            if _path(name).is_file():
+        if not lab.a.run(sysctl_path(name).is_file):
+            if sysctl_path(name).is_file():
                 raise UsageError(f"{name} is the whole machine's: no namespace has its own",
                                  "bisect changes nothing outside its namespaces")  # fmt: skip
             raise UsageError(f"this kernel has no sysctl {name}", "sysctl -a lists them")
         for value in values:
-            write_settings(lab.a, {name: value})
-            made.append(" ".join(str(lab.a.run(_path(name).read_text)).split()))
+            lab.a.set_sysctls({name: value})
+            made.append(" ".join(str(lab.a.run(sysctl_path(name).read_text)).split()))
     same = [n for n in range(1, len(made)) if made[n] == made[n - 1]]
     if same or made[0] == made[-1]:
         at = same[0] if same else -1
@@ -244,11 +232,7 @@ def check_settings(name: str, values: Sequence[str]) -> list[str]:
 def _refuse_modules(name: str, values: Sequence[str]) -> None:
     """The kernel would load a module, for the whole machine, for a value that it lacks."""
     if name == "net.ipv4.tcp_congestion_control":
-        known = _AVAILABLE.read_text().split()
+        known = congestion_controls()
         if absent := [value for value in values if value not in known]:
             raise KernelError(f"this kernel has no {', '.join(absent)}: it has {', '.join(known)}",
                               f"modprobe tcp_{absent[0]}, if it is a module")  # fmt: skip
-
-
-def _path(name: str) -> Path:
-    return Path("/proc/sys", *name.split("."))

@@ -58,6 +58,7 @@ def command(
     machine. Of several connections it takes the one that sent most. Needs root, but for --fit.
     """
     from tcpkmon.collector.commands.trial import Trial
+    from tcpkmon.collector.lab.endpoint import congestion_controls
     from tcpkmon.collector.lab.lab import check_root
     from tcpkmon.formats.analysis.trying import fit, parse_variant, propose
 
@@ -78,7 +79,7 @@ def command(
         if as_json:
             click.echo(json.dumps(told, indent=2))
         return 0
-    variants = asked or propose(seen, path, _algorithms())
+    variants = asked or propose(seen, path, congestion_controls())
     if not variants:
         tell("why suggests no setting for this connection: --set NAME=VALUE tries one")
         if as_json:
@@ -111,11 +112,6 @@ def command(
 
 def _progress(text: str) -> None:
     say(f"tcpkmon try: {text}")
-
-
-def _algorithms() -> list[str]:
-    path = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
-    return path.read_text().split() if path.exists() else []
 
 
 def _see(

@@ -25,7 +25,7 @@ from tcpkmon.collector.lab.link import Link
 from tcpkmon.collector.lab.namespaces import Side
 from tcpkmon.collector.lab.pair import Pair, join, listening
 from tcpkmon.formats.base.closing import Closing
-from tcpkmon.formats.base.errors import KernelError, TcpkmonError, UsageError
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 _CHUNK = 16 << 10
 _MOST_WAIT_S = 120.0
@@ -60,7 +60,7 @@ class Copy(Closing):
         try:
             for side in (self._lab.a, self._lab.b):
                 side.command(["ip", "link", "set", "dev", DEVICE, "mtu", str(mtu)])
-                _write(side, {"tcp_no_metrics_save": "1"})
+                side.set_sysctls({"net.ipv4.tcp_no_metrics_save": "1"})
             self.begun = self._lab.a.run(_settings)
             """net.ipv4.tcp_* of the namespaces, as they began."""
         except BaseException:
@@ -88,15 +88,15 @@ class Copy(Closing):
         UsageError: a setting that this kernel refuses. TcpkmonError: it does not end.
         """
         lab = self._lab
-        _write(lab.a, ends.sender)
-        _write(lab.b, ends.receiver)
+        lab.a.set_sysctls(_ipv4(ends.sender))
+        lab.b.set_sysctls(_ipv4(ends.receiver))
         _route(lab.a, lab.b.address4, ends.initcwnd)
         if ends.congestion and not lab.a.run(partial(can_use_congestion, ends.congestion)):
             raise UsageError(f"this kernel has no congestion control {ends.congestion}",
                              "modprobe tcp_NAME, where it is a module")  # fmt: skip
         option = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, ends.congestion.encode())
         with listening(lab.b, lab.b.address4, PORT) as listener:
-            pair = join(lab.a, listener, lab.b.address4, [option] if ends.congestion else [])  # type: ignore[list-item]
+            pair = join(lab.a, listener, lab.b.address4, [option] if ends.congestion else [])
         port = pair.client_port
         reader = _Reader(pair.server, sum(nbytes for _, nbytes in bursts))
         reader.start()
@@ -154,15 +154,8 @@ def _send(pair: Pair, reader: _Reader, bursts: Sequence[tuple[float, int]]) -> N
     return np.array(written)
 
 
-def _write(side: Side, settings: Mapping[str, str]) -> None:
-    """Of net.ipv4, in that namespace. UsageError: the kernel refuses a value."""
-    for name, value in settings.items():
-        try:
-            side.run(partial(Path("/proc/sys/net/ipv4", name).write_text, value))
-        except FileNotFoundError:
-            raise KernelError(f"this kernel has no net.ipv4.{name}") from None
-        except OSError as error:
-            raise UsageError(f"net.ipv4.{name}={value}: {error.strerror}") from None
+def _ipv4(settings: Mapping[str, str]) -> dict[str, str]:
+    return {f"net.ipv4.{name}": value for name, value in settings.items()}
 
 
 def _settings() -> dict[str, str]:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from tcpkmon.collector.lab.traffic import TIMEOUT_S, Connection, Tally, Workload
@@ -174,6 +175,11 @@ def _bound_waits(stream: socket.socket) -> None:
 def _choose_congestion(stream: socket.socket, name: str) -> None:
     if name:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+
+
+def congestion_controls() -> list[str]:
+    """Those that this kernel has, without loading a module."""
+    return Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
 
 
 def can_use_congestion(name: str) -> bool:

@@ -6,16 +6,17 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pyroute2 import IPRoute
 
 from tcpkmon.collector.linux.netns import NAMED, Namespace, enter, resolve, run_inside
-from tcpkmon.formats.base.errors import TcpkmonError
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 T = TypeVar("T")
 _PACKAGES = {"ip": "iproute2", "nft": "nftables", "tc": "iproute2"}
@@ -59,6 +60,22 @@ class Side:
         """
         with enter(self.namespace.fd):
             return _run(command, timeout_s)
+
+    def set_sysctls(self, settings: Mapping[str, str]) -> None:
+        """Write settings of this namespace, named as in net.ipv4.tcp_sack. UsageError where the
+        kernel has none of this name, or refuses the value."""
+        for name, value in settings.items():
+            try:
+                self.run(partial(sysctl_path(name).write_text, value))
+            except OSError as error:
+                raise UsageError(
+                    f"the kernel does not take {name}={value}: {error.strerror}"
+                ) from None
+
+
+def sysctl_path(name: str) -> Path:
+    """The file of a setting, of the namespace of the thread that opens it."""
+    return Path("/proc/sys", *name.split("."))
 
 
 def make(name: str) -> Namespace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -66,15 +67,29 @@ def listening(side: Side, address: str, port: int = 0) -> socket.socket:
 
 
 def join(
-    side: Side, listener: socket.socket, address: str, options: Sequence[tuple[int, int, int]] = ()
-) -> Pair:
-    """Connects from `side` to the listener at `address`."""
+    side: Side, listener: socket.socket, address: str,
+    options: Sequence[tuple[int, int, int | bytes]] = (),
+) -> Pair:  # fmt: skip
+    """Connects from `side` to the listener at `address`. options: for setsockopt(), before it."""
     client = make_socket(side, family_of(address))
     for level, name, value in options:
         client.setsockopt(level, name, value)
     client.connect((address, listener.getsockname()[1]))
     server, _ = listener.accept()
     return Pair(client, server)
+
+
+def drain(end: socket.socket) -> threading.Thread:
+    """Read all that comes, and forget it, in a thread that has begun."""
+
+    def read() -> None:
+        with suppress(OSError):
+            while end.recv(1 << 16):
+                pass
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    return reading
 
 
 @contextmanager

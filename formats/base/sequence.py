@@ -15,3 +15,8 @@ def ahead_of(now: NDArray[Any], before: NDArray[Any]) -> NDArray[np.int64]:
     step = now.astype(np.uint32, copy=False) - before.astype(np.uint32, copy=False)
     found: NDArray[np.int64] = step.view(np.int32).astype(np.int64)
     return found
+
+
+def ahead(now: int, before: int) -> int:
+    """The same of two numbers, of which the low 32 bits count."""
+    return (now - before + (1 << 31)) % (1 << 32) - (1 << 31)

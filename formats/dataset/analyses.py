@@ -8,22 +8,11 @@ from typing import Any
 
 from tcpkmon.formats.analysis.diff import ALPHA, METRICS, SHARED
 from tcpkmon.formats.analysis.exchanges import PARTS
-from tcpkmon.formats.analysis.why import FAMILY, LIMITS
-from tcpkmon.formats.dataset.asked import Asked, connections, sums, unproven
+from tcpkmon.formats.dataset.asked import Asked, connections, limited, rank, sums, unproven
 from tcpkmon.formats.dataset.asserting import Asserted
 from tcpkmon.formats.dataset.engines import ibis
 
 _MOST = 20
-
-
-def _rank(of: Any, by: list[str], value: str, more: list[str], share: float) -> Any:
-    """The value at a share of the order of each group: a value that is there."""
-    ranked = of.mutate(
-        rank=ibis().row_number().over(group_by=by, order_by=[value, *more]),
-        every=of.count().over(group_by=by),
-    )
-    at = ((ranked.every - 1) * share).floor().cast("int64")
-    return ranked.filter(ranked["rank"] == at).select(*by, value)
 
 
 def requests(asked: Asked) -> Any:
@@ -38,7 +27,7 @@ def requests(asked: Asked) -> Any:
     known = of.filter(of.total_ns.notnull())
     more = ["segment_id", "conn_id", "number"]
     for name, share in (("p50_ns", 0.5), ("p99_ns", 0.99)):
-        at = _rank(known, by, "total_ns", more, share).rename({name: "total_ns"})
+        at = rank(known, by, "total_ns", share, more).rename({name: "total_ns"})
         told = told.left_join(at, by).drop("side_right", "port_right")
     return told.order_by([ibis().desc(told.exchanges), told.side, told.port]).limit(_MOST)
 
@@ -52,7 +41,6 @@ def diff(asked: Asked) -> Any:
     """
     of = connections(asked, (asked.against, asked.day))
     of = of.filter((of.bytes_acked + of.bytes_received) > 0)
-    whole = sum((of[f"us_{name}"] for name in LIMITS[1:]), of[f"us_{LIMITS[0]}"])
     sends = of.bytes_acked >= of.bytes_received
     values = {}
     for metric in METRICS:
@@ -60,8 +48,7 @@ def diff(asked: Asked) -> Any:
         if metric.name in of.columns:
             value = of[metric.name].cast("float64")
         elif metric.name.startswith("share_") and name in SHARED:
-            mine = [of[f"us_{one}"] for one in LIMITS if name in (one, FAMILY.get(one))]
-            value = sum(mine[1:], mine[0]).cast("float64") / whole.nullif(0).cast("float64")
+            value = limited(of, name)
         else:
             continue
         values[metric.name] = ibis().ifelse(sends, value, None) if metric.of_sender else value
@@ -83,7 +70,7 @@ def diff(asked: Asked) -> Any:
         twice=lambda t: t.pairs.sum(), cubes=lambda t: t.cubes.sum())  # fmt: skip
     for name, later in (("median_a", False), ("median_b", True)):
         side = long.filter(long.is_later == later)
-        at = _rank(side, ["metric"], "value", order, 0.5).rename({name: "value"})
+        at = rank(side, ["metric"], "value", 0.5, order).rename({name: "value"})
         both = both.join(at, "metric")
     both = both.join(tested, "metric")
     n_a, n_b = both.n_a.cast("float64"), both.n_b.cast("float64")

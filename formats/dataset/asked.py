@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tcpkmon.formats.analysis.why import FAMILY, LIMITS
 from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.dataset.engines import Files, ibis
 from tcpkmon.formats.dataset.store import Part
@@ -44,15 +45,27 @@ def sums(column: Any) -> Any:
     return column.fill_null(0).round(0).cast("int64").sum().cast("int64")
 
 
-def quantile(of: Any, by: str, value: str, share: float) -> Any:
-    """The value of a rank, for each group: the same on all engines."""
-    of = of.filter(of[value].notnull() & of[by].notnull())
+def limited(of: Any, limit: str) -> Any:
+    """The share of a connection's time in which a limit, or its family, held; null without time."""
+    whole = sum((of[f"us_{name}"] for name in LIMITS[1:]), of[f"us_{LIMITS[0]}"])
+    mine = [of[f"us_{name}"] for name in LIMITS if limit in (name, FAMILY.get(name))]
+    return sum(mine[1:], mine[0]).cast("float64") / whole.cast("float64").nullif(0.0)
+
+
+def rank(of: Any, by: Sequence[str], value: str, share: float, more: Sequence[str]) -> Any:
+    """The value at a share of the order of each group: one that is there, the same on all engines.
+    more: what orders equal ones."""
     ranked = of.mutate(
-        rank=ibis().row_number().over(
-            group_by=by, order_by=[of[value], of.segment_id, of.conn_id]),
-        all=of.count().over(group_by=by),
+        place=ibis().row_number().over(group_by=list(by), order_by=[value, *more]),
+        every=of.count().over(group_by=list(by)),
     )
-    at = ranked.filter(ranked["rank"] == ((ranked["all"] - 1) * share).floor().cast("int64"))
-    at = at.select(by, value)
+    at = ((ranked.every - 1) * share).floor().cast("int64")
+    return ranked.filter(ranked.place == at).select(*by, value)
+
+
+def quantile(of: Any, by: str, value: str, share: float) -> Any:
+    """The value at a share of the order of each group, with its connections."""
+    of = of.filter(of[value].notnull() & of[by].notnull())
+    at = rank(of, [by], value, share, ["segment_id", "conn_id"])
     counts = of.group_by(by).aggregate(connections=of.count(), unproven=unproven(of))
     return counts.join(at, by).order_by(by)

@@ -12,7 +12,6 @@ from tcpkmon.formats.analysis.check import (
     TableScope,
     compile_assertions,
 )
-from tcpkmon.formats.analysis.why import FAMILY, LIMITS
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.expressions import (
     COMPARISONS,
@@ -24,6 +23,7 @@ from tcpkmon.formats.base.expressions import (
     parse_assertion,
 )
 from tcpkmon.formats.conditions import Value
+from tcpkmon.formats.dataset.asked import limited
 from tcpkmon.formats.dataset.engines import ibis
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -100,10 +100,7 @@ class Asserted:
         (limit,) = node.arguments
         if not isinstance(limit, Text):
             raise UsageError(f"{node.name} is not of each connection", _INSTEAD)
-        whole = sum((of[f"us_{name}"] for name in LIMITS[1:]), of[f"us_{LIMITS[0]}"])
-        mine = [of[f"us_{name}"] for name in LIMITS if limit.text in (name, FAMILY.get(name))]
-        share = sum(mine[1:], mine[0]).cast("float64")
-        return share / whole.cast("float64").nullif(0.0)
+        return limited(of, limit.text)
 
 
 def _in(part: Any, old: Value, new: Value) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.base.sequence import ahead
 from tcpkmon.formats.pmgraph.arrays import Array, Columns
 from tcpkmon.formats.pmgraph.clock import Seconds
 from tcpkmon.formats.pmgraph.connections import Connection, read_chunks
@@ -60,8 +61,8 @@ class Unwrapper:
             direction = SEQUENCES[name]
             if direction not in self._base:
                 rivals = [n for other, n in first.items() if SEQUENCES[other] == direction]
-                self._base[direction] = min(rivals, key=lambda rival: _signed(rival - number))
-            self._last[name] = (number, _signed(number - self._base[direction]))
+                self._base[direction] = min(rivals, key=lambda rival: ahead(rival, number))
+            self._last[name] = (number, ahead(number, self._base[direction]))
         return all(name in self._last for name in names)
 
     def known_points(self, one: Quantity, times: Array, values: Array) -> tuple[Array, Array]:
@@ -80,11 +81,6 @@ class Unwrapper:
             values = at + np.cumsum(steps, dtype=np.int64)
             self._last[one.name] = (last, int(values[-1]))
         return times, values
-
-
-def _signed(difference: int) -> int:
-    """A difference of two sequence numbers the shorter way round, -2^31 to 2^31 - 1."""
-    return (difference + 2**31) % 2**32 - 2**31
 
 
 def gather(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shutil
 import socket
 import threading
@@ -19,6 +18,7 @@ import tcpkmon
 from scripts.experiments import tools
 from scripts.experiments.context import Context
 from scripts.experiments.load import BenchError
+from scripts.experiments.machine import memory_mib
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.formats.base.control import EXISTING
 
@@ -56,12 +56,10 @@ def _start(context: Context, cache: Path) -> dict[str, float]:
         ready_s = (time.monotonic_ns() - begun_ns) / 1e9
         # Long enough for the rings to be read and written out some times.
         time.sleep(context.pick(0.5, 0.3))
-        status = Path(f"/proc/{it.process.pid}/status").read_text(encoding="ascii")
+        peak = memory_mib(it.process.pid)
         it.end()
         first_s = (_first_record_ns(it.file) - begun_ns) / 1e9
-    peak = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
-    assert peak is not None
-    return {FIRST: first_s, READY: ready_s, MEMORY: int(peak[1]) / 1024}
+    return {FIRST: first_s, READY: ready_s, MEMORY: peak}
 
 
 def _first_record_ns(file: Path) -> int:

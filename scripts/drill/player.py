@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from scripts.drill.language import Asserts, Call, Event, Packet, Script, ScriptE
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.namespaces import Side
 from tcpkmon.collector.loader.tcp_info import TCP_INFO
+from tcpkmon.formats.base.sequence import ahead
 
 _TUNSETIFF, _TUN, _NO_HEAD = 0x400454CA, 0x0001, 0x1000
 _LOCAL, _REMOTE = "192.168.0.1", "192.0.2.1"
@@ -51,7 +51,7 @@ class Sent:
 
 def play(text: str, settings: dict[str, str] | None = None) -> None:
     """Play a script in a namespace of its own. ScriptError says at which line the kernel did
-    something else. settings: of net.ipv4, after those of the script."""
+    something else. settings: sysctls, after those of the script."""
     script = parse(text)
     with Lab() as lab:
         _Player(lab.a, script, settings or {}).run()
@@ -69,9 +69,7 @@ class _Player:
             side.command(["sh", "-c", script.commands])
         except subprocess.CalledProcessError as error:
             raise ScriptError(f"the script's commands: {error.stderr.strip()}") from None
-        for key, value in settings.items():
-            path = Path("/proc/sys/net/ipv4", key)
-            side.run(lambda path=path, value=value: path.write_text(value))  # type: ignore[misc]
+        side.set_sysctls(settings)
         self._sockets: dict[int, socket.socket] = {}
         self._queue: deque[Sent] = deque()
         self._zero = 0.0
@@ -138,7 +136,7 @@ class _Player:
             return
         size = len(tcp) - (offset >> 4) * 4
         self._queue.append(
-            Sent(now, _signed(seq - self._isn), _signed(ack - _PEER_ISN), flags, size)
+            Sent(now, ahead(seq, self._isn), ahead(ack, _PEER_ISN), flags, size)
         )
 
     def _expect(self, event: Event, wanted: Packet) -> None:
@@ -289,10 +287,6 @@ def _make_device() -> int:
 
 def _say(packet: Packet) -> str:
     return f"{packet.flags} {packet.seq}:{packet.seq + packet.size}({packet.size}) ack {packet.ack}"
-
-
-def _signed(value: int) -> int:
-    return (value + _WORD // 2) % _WORD - _WORD // 2
 
 
 def _checksum(data: bytes) -> int:

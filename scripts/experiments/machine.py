@@ -14,6 +14,12 @@ from pathlib import Path
 from tcpkmon.collector.linux.machine import describe_kernel, describe_machine
 
 
+def memory_mib(process: int | str, what: str = "VmHWM") -> float:
+    """The resident memory of a process: the most that it had; VmRSS: what it has now."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
+    return int(_first(rf"^{what}:\s*(\d+) kB", status)) / 1024
+
+
 def describe(root: Path) -> dict[str, str]:
     """What can make a difference, by name, in the order of the report."""
     cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from scripts.benchmark.scale import open_all, robin
 from scripts.experiments.context import BIN, Context, many_ports
+from scripts.experiments.machine import memory_mib
 from tcpkmon.collector.control.client import Client, Collector, find_collectors
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.linux.privileges import raise_limits
@@ -72,9 +73,7 @@ def measure(context: Context, ends: int) -> Live:
             found.table_bytes = _table_bytes(process.pid, table)
             _wait_for_rotations(folder, 2)
             found.trips = before, robin(loads, WORK_S)
-            status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
-            peak = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
-            found.resident_mib = int(peak[1]) / 1024 if peak else 0.0
+            found.resident_mib = memory_mib(process.pid)
             context.say("many: ending the capture")
     *parts, chain = format_of(folder).verify(folder)
     found.segments = len(parts)

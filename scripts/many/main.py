@@ -134,7 +134,7 @@ def _page(
         ("the kernel's table of identities, allocated at the start", "",
          f"{real.table_bytes / table:.0f} bytes"),
         ("the collector: top, metrics, reconcile, repeated states, as connections come", "",
-         f"{sim.grown_bytes / opened:.0f} bytes"),
+         f"{sim.grown_mib * 2**20 / opened:.0f} bytes"),
     ]  # fmt: skip
     rows = [
         ("first record to ready", f"{real.ready_s:.1f} s"),

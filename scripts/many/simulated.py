@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scripts.experiments.machine import memory_mib
 from tcpkmon.collector.metrics.watching import watch
 from tcpkmon.collector.plan.columns import choose_columns, load_schema, make_layout
 from tcpkmon.collector.ring.batch import Batch
@@ -43,7 +43,7 @@ _TIME_AT = 4
 @dataclass
 class Figures:
     """What the reading thread took: CPU seconds, of a simulated time of `seconds`, and of each
-    rotation, question of top and of metrics; the bytes that the process grew by."""
+    rotation, question of top and of metrics; the MiB that the process grew by."""
 
     records: int = 0
     seconds: float = 0.0
@@ -52,7 +52,7 @@ class Figures:
     rotation_s: list[float] = field(default_factory=list)
     top_s: dict[str, float] = field(default_factory=dict)
     metrics_s: float = 0.0
-    grown_bytes: int = 0
+    grown_mib: float = 0.0
     shown: int = 0
     """Open connections that top counts at the end."""
 
@@ -64,7 +64,7 @@ class Simulation:
         schema = load_schema()
         layout = make_layout(schema, choose_columns(schema.event("SNAPSHOT"), "default"), ())
         self.dtype, self.figures, self.opened = layout.dtype, Figures(), opened
-        self._before_bytes = resident_bytes()
+        self._before_mib = memory_mib("self", "VmRSS")
         self.watching = watch(layout, True, most=most)
         offset_ns = time.time_ns() - time.monotonic_ns()
         self._now_ns = time.monotonic_ns()
@@ -121,7 +121,7 @@ class Simulation:
 
     def close(self) -> Figures:
         """Ends the file."""
-        self.figures.grown_bytes = resident_bytes() - self._before_bytes
+        self.figures.grown_mib = memory_mib("self", "VmRSS") - self._before_mib
         self.stream.finish({0: self._serial}, self._now_ns)
         self.stream.end(self._books(), self._clocks.read(), EndReason.ASKED, self._now_ns)
         if not self.stream.close(WAIT_S):
@@ -188,15 +188,3 @@ def _address(v4: NDArray[np.int64]) -> bytes:
     found = np.zeros((len(v4), 4), ">u4")
     found[:, 2], found[:, 3] = 0xFFFF, v4
     return found.tobytes()
-
-
-def resident_bytes() -> int:
-    """The memory that this process has."""
-    for line in _status():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _status() -> Iterator[str]:
-    yield from Path("/proc/self/status").read_text(encoding="ascii").splitlines()

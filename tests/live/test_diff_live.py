@@ -43,7 +43,7 @@ def drain(end: socket.socket) -> None:
 def transfer(lab: Lab, listener: socket.socket, size: int, algorithm: str = "cubic") -> None:
     """One connection: so many bytes from a to b."""
     option = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm.encode())
-    pair = join(lab.a, listener, SERVER, [option])  # type: ignore[list-item]
+    pair = join(lab.a, listener, SERVER, [option])
     reader = threading.Thread(target=drain, args=(pair.server,))
     reader.start()
     pair.client.sendall(bytes(size))

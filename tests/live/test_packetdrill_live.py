@@ -41,7 +41,7 @@ def test_a_loss_passes_and_another_loss_recovery_does_not(tmp_path: Path) -> Non
     text = script_of(path, ports, Options(tolerance_us=40_000))
     assert "// sent again" in text and "<sack " in text and "timer expires" in text
     assert passes(text)
-    passed, why = try_play(text, {"tcp_early_retrans": "0"}, 1)
+    passed, why = try_play(text, {"net.ipv4.tcp_early_retrans": "0"}, 1)
     assert not passed and "the kernel sent it" in why
     # It is the script that fails, and not the player: with the setting as it was, it passes.
     assert passes(text)

@@ -64,6 +64,12 @@ class Both:
     sent: bool
     dropped: int
 
+    @property
+    def seen(self) -> float:
+        """The share of the packets that has records at least: some kernels run no program in the
+        interrupts that come while process 1 has the CPU, and the file says so."""
+        return 0.95 if "unseen" in self.outcome.capture.settings else 1.0
+
 
 @contextmanager
 def dumping(side: Side, path: Path) -> Iterator[None]:
@@ -160,8 +166,9 @@ def test_rebuilt_packets_are_those_of_tcpdump(
         seen = iter(real)
         assert all(one in seen for one in alone)  # each one, in this order
     if len(alone) == len(arrived):
-        assert 0 <= len(real) - len(arrived) - made.dropped <= 1
-    assert sum(one[3] for one in arrived) >= BYTES
+        missing = len(real) - len(arrived) - made.dropped
+        assert 0 <= missing <= 1 + (1 - made.seen) * len(real)
+    assert sum(one[3] for one in arrived) >= made.seen * BYTES
     if made.sent:
         sent = packets_of(out, f'{by_client} && frame.interface_name == "TRANSMIT"')
         left = packets_of(made.packets["a"], by_client)
@@ -188,7 +195,8 @@ def test_joined_packets_have_the_state_at_their_time(
         mine = [row for row in rows if int(row["packet"]) in arrive and row["direction"] == "in"]
         found = [row for row in mine if row["match"] in ("record", "part")]
         expected = len(arrive) - (made.dropped if side == "b" else 0)
-        assert 0.99 * expected - 2 <= len(found) <= expected  # but the handshake, and the last ACK
+        # Not the handshake, nor the last ACK.
+        assert made.seen * 0.99 * expected - 2 <= len(found) <= expected
         used = Counter(row["record"] for row in found if row["match"] == "record")
         assert max(used.values()) == 1
         segments = made.outcome.records.at("SEGMENT_RECEIVED", "SEGMENT_CLOSING")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tcpkmon.formats.base.sequence import ahead_of
+from tcpkmon.formats.base.sequence import ahead, ahead_of
 
 EDGES = [0, 1, 1000, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1000, 2**32 - 1]
 
@@ -19,6 +19,7 @@ def test_the_shorter_way_round(kind: type) -> None:
     found = ahead_of(now.astype(kind), before.astype(kind))
     assert found.dtype == np.int64
     assert found.tolist() == wanted
+    assert [ahead(*pair) for pair in zip(now.tolist(), before.tolist(), strict=True)] == wanted
 
 
 def test_numbers_that_went_on_past_their_end() -> None:

@@ -6,7 +6,10 @@ from __future__ import annotations
 import pytest
 
 from tcpkmon.formats.analysis.trying import Fitted, look_alike, parse_variant, what_to_write
+from tcpkmon.formats.analysis.trying.seen import Burst, _bursts
+from tcpkmon.formats.analysis.why import tally
 from tcpkmon.formats.base.errors import UsageError
+from tests.unit.test_why import snapshots
 
 
 def test_settings_are_read() -> None:
@@ -42,3 +45,26 @@ def test_likeness_sees_what_is_off() -> None:
     far = {**capture, "duration_us": 2e6, "share_rwnd": 0.2, "share_cwnd": 0.8}
     bad = {one.name for one in look_alike(capture, [far] * 3) if not one.is_alike}
     assert bad == {"duration_us", "limits"}
+
+
+@pytest.mark.parametrize(("pause_ms", "count"), [(0, 1), (200, 2)])
+def test_what_was_written_is_told_by_the_change_of_state_that_closes(
+    pause_ms: int, count: int
+) -> None:
+    """Opened at 40 ms, first written to 60 ms later; the last record of a segment is before the
+    last write, and the FIN has a sequence number."""
+    una = [1, 1, 1, 41_001, 81_001, 81_001, 121_001, 150_002]
+    ends = [1, 1, 81_001, 81_001, 81_001, 141_001, 150_001, 150_002]
+    times = [0, 40, 100, 110, 115, 120 + pause_ms, 170 + pause_ms, 210 + pause_ms]
+    queued = [end - acked for end, acked in zip(ends, una, strict=True)]
+    whole = snapshots(
+        times, location=[4, 4, 1, 1, 1, 1, 4, 4], state=[7, 2, 1, 1, 1, 1, 1, 4], snd_una=una,
+        snd_max=ends, snd_sb_cc=queued, packets_out=[-(-one // 1000) for one in queued],
+        srtt_us=[0, 10_000, *[10_000] * 6], min_rtt_us=10_000,
+    )  # fmt: skip
+    found = _bursts(whole, tally(iter([whole]))[0])
+    assert sum(burst.nbytes for burst in found) == 150_000
+    assert len(found) == count and found[0].pause_s == 0
+    if count == 2:
+        assert found[0] == Burst(0, 81_000)
+        assert found[1].pause_s == pytest.approx(0.21, abs=0.01)  # by the records' distance

@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.why import NEEDED, Connection, Snapshots, Source, cut, tally
+from tcpkmon.formats.analysis.why import LIMITS, NEEDED, Connection, Snapshots, Source, cut, tally
 from tcpkmon.formats.base.errors import UsageError
 
 Array = NDArray[Any]
-SEGMENT_RECEIVED, RETRANSMIT, _CLOSING = 1, 2, 21
+SEGMENT_RECEIVED, RETRANSMIT = 1, 2
 _RECOVERY = 3
 _PAUSE_NS = 20_000_000
 _LEAST_ACKS = 20
 _IDLE = "idle"
-_SYN = 1
-"""The sequence number that it takes."""
+_WRITES = (1, 8)
+"""States in which a socket is written to: TCP_ESTABLISHED, TCP_CLOSE_WAIT. A change of state is
+recorded before it, so the one that closes tells all that was written, without the FIN."""
 
 
 @dataclass(frozen=True)
@@ -150,41 +151,33 @@ def _losses(rows: Snapshots, at: Array) -> Array:
 
 
 def _bursts(whole: Snapshots, one: Connection) -> tuple[Burst, ...]:
-    """A burst is what was written between two pauses of 20 ms and more."""
-    rows = whole
-    # While it opens, and when it is closed, a socket has other numbers there.
-    moves = np.isin(rows["location"], (SEGMENT_RECEIVED, _CLOSING)) & (rows["snd_sb_cc"] < 1 << 31)
-    rows = rows.take(np.flatnonzero(moves))
+    """A burst is what was written between two pauses of 20 ms and more. What is before the first
+    write is no pause."""
+    rows = whole.take(np.flatnonzero(np.isin(whole["state"], _WRITES)))
     first = rows["snd_una"][:1].astype(np.uint32)
     ends = (rows["snd_una"] + rows["snd_sb_cc"]).astype(np.uint32)
     written = np.maximum.accumulate(_unwrap(np.append(first, ends))[1:])
     intervals = [run for some in cut(iter([whole])) for run in some]
-    names = _limit_names()
     pauses = [
         (int(run["start_ns"]), int(run["end_ns"]))
         for run in sorted(intervals, key=lambda run: int(run["start_ns"]))
-        if names[int(run["limit"])] == _IDLE and run["end_ns"] - run["start_ns"] >= _PAUSE_NS
+        if LIMITS[int(run["limit"])] == _IDLE and run["end_ns"] - run["start_ns"] >= _PAUSE_NS
     ]
     found: list[Burst] = []
-    pause, before = 0.0, _SYN
+    pause, before = 0.0, 0
     for begin, end in [*pauses, (int(rows.times_ns[-1]) + 1, 0)]:
         place = int(np.searchsorted(rows.times_ns, begin, side="right")) - 1
-        upto = int(written[max(place, 0)])
+        upto = int(written[place]) if place >= 0 else 0
         if upto > before:
             found.append(Burst(pause, upto - before))
             pause, before = 0.0, upto
-        pause += max(end - begin, 0) / 1e9
+        pause += max(end - begin, 0) / 1e9 if found else 0
     # What was written after the last record of a segment is known by its acknowledgement.
     if not found:
         return (Burst(pause, one.bytes_acked),)
-    missed = max(one.bytes_acked - sum(burst.nbytes for burst in found), 0)
+    fin = whole["state"][-1] not in _WRITES
+    missed = max(one.bytes_acked - fin - sum(burst.nbytes for burst in found), 0)
     return (*found[:-1], Burst(found[-1].pause_s, found[-1].nbytes + missed))
-
-
-def _limit_names() -> tuple[str, ...]:
-    from tcpkmon.formats.analysis.why import LIMITS
-
-    return tuple(LIMITS)
 
 
 def _is_ipv6(address: str) -> bool:

@@ -28,11 +28,15 @@ _SUMS = ("retransmissions", "records")
 
 def wholes(table: Table) -> Table:
     """The table mptcp of the table connections: a row for each connection, in order of time."""
+    return _wholes(table, _rows_of(table))
+
+
+def _wholes(table: Table, groups: list[NDArray[np.int64]]) -> Table:
     tokens = {"token": table["mptcp_token"]}
     counted = any((~np.isnan(table[f"mptcp_{way}"])).any() for way in ("sent", "received"))
-    found = [_whole({**table, **tokens}, rows, counted) for rows in _rows_of(table)]
+    found = [_whole({**table, **tokens}, rows, counted) for rows in groups]
     peers = Peers(table) if found else None
-    for row, rows in zip(found, _rows_of(table), strict=True):
+    for row, rows in zip(found, groups, strict=True):
         others = [peers.of(one) for one in table["conn_id"][rows].tolist()] if peers else []
         told = [table["mptcp_token"][other] for other in others if other is not None]
         row["peer_token"] = next((one for one in told if not np.isnan(one)), np.nan)
@@ -82,8 +86,9 @@ def _most(values: NDArray[np.float64], counted: bool) -> float:
 def tell_wholes(table: Table) -> Iterator[tuple[dict[str, Any], list[str]]]:
     """Each MPTCP connection of the table connections, with sentences: which subflow carried what,
     and what went twice."""
-    found = wholes(table)
-    for at, rows in enumerate(_rows_of(table)):
+    groups = _rows_of(table)
+    found = _wholes(table, groups)
+    for at, rows in enumerate(groups):
         row = {name: values[at] for name, values in found.items()}
         yield row, _sentences(row, table, rows)
 

@@ -26,7 +26,6 @@ NEEDED = (
     "data_segs_out", "first_tx_us", "next_tx_us", "sk_pacing_status", "ecn_flags",
 )  # fmt: skip
 """The columns of which a script is made."""
-_WORD = 1 << 32
 _HZ = 100
 """The slowest, where the capture does not tell."""
 Row = dict[str, int]
@@ -68,23 +67,22 @@ def read_connection(source: Source, connection: str) -> Recorded:
             "capture the schema tcp with --columns all",
         )
     source.names = [*dict.fromkeys((*source.names, *NEEDED))]
-    found: dict[int, list[Any]] = {}
     chosen: dict[int, tuple[int, int]] = {}
     for piece in source.read():
         ids, lport, rport = (piece[name] for name in ("conn_id", "lport", "rport"))
-        for one in np.unique(ids[match_ports((pair,), lport, rport)]).tolist():
-            at = int(np.flatnonzero(match_ports((pair,), lport, rport) & (ids == one))[0])
-            chosen[one] = (int(lport[at]), int(rport[at]))
-        # A record from before the connection had its ports belongs to it too.
-        for one in np.unique(ids).tolist():
-            found.setdefault(one, []).append(piece.take(np.flatnonzero(ids == one)))
+        at = np.flatnonzero(match_ports((pair,), lport, rport))
+        numbers, firsts = np.unique(ids[at], return_index=True)
+        for one, first in zip(numbers.tolist(), at[firsts].tolist(), strict=True):
+            chosen[one] = (int(lport[first]), int(rport[first]))
     if note := find_missing((pair,), set(chosen.values()), str(source.reader.path)):
         raise FileError(note)
     mine = [one for one, ends in chosen.items() if ends == pair] or [*chosen]
     if len(mine) > 1:
         raise FileError(f"{connection} are the ports of {len(mine)} connections in turn",
                         "tcpkmon cut leaves one: give --since and --until")  # fmt: skip
-    return _recorded(source, found[mine[0]])
+    # Its records from before it had its ports belong to it too: so the capture is read again.
+    pieces = [piece.take(np.flatnonzero(piece["conn_id"] == mine[0])) for piece in source.read()]
+    return _recorded(source, [piece for piece in pieces if len(piece)])
 
 
 def _recorded(source: Source, pieces: list[Any]) -> Recorded:
@@ -138,8 +136,3 @@ def find_event(found: Recorded, name: str, codes: Mapping[str, int]) -> int:
     if not times:
         raise FileError(f"connection {found.name} has no {location}", "give --since and --until")
     return times[0]
-
-
-def ahead(one: int, other: int) -> int:
-    """How far a sequence number is ahead of another one, modulo 2^32."""
-    return (one - other + _WORD // 2) % _WORD - _WORD // 2

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tcpkmon.formats.export.packetdrill.reading import Row, ahead
+from tcpkmon.formats.base.sequence import ahead
+from tcpkmon.formats.export.packetdrill.reading import Row
 from tcpkmon.formats.export.packetdrill.sacks import Board
 
 RECEIVED, RETRANSMIT, STATE_CHANGE, CONG_STATE = 1, 2, 4, 5
@@ -88,7 +89,13 @@ class Walk:
 
     def run(self) -> list[Event]:
         """All events, up to the first gap."""
-        for at, row in enumerate(self.rows):
+        afters: list[Row | None] = []
+        """For each record the next one in LOCKED."""
+        after = None
+        for row in reversed(self.rows):
+            afters.append(after)
+            after = row if row["location"] in LOCKED else after
+        for row, after in zip(self.rows, reversed(afters), strict=True):
             if row["location"] in _TIMERS:
                 self._add(row["ns"], row["ns"], "",
                           f"the {_TIMERS[row['location']]} timer expires")  # fmt: skip
@@ -103,7 +110,6 @@ class Walk:
                     return self.events
                 self.passed_gaps += missing
             self._between(row)
-            after = next((one for one in self.rows[at + 1 :] if one["location"] in LOCKED), None)
             if self._at(row, after):
                 break
             self._last = row
