@@ -105,6 +105,7 @@ CONTROL_CALLVALUES = {
     "RECONCILED": "when x 65536 + what: 0 at the start, 1 at the end; 0 the sum, others a "
     "difference",
     "CGROUP": "part x 65536 + parts",
+    "UNSEEN": "0",
 }
 
 

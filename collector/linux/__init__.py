@@ -8,6 +8,7 @@ __all__ = [
     "confinement",
     "cpu_affinity",
     "deputy",
+    "first_process",
     "isolated",
     "kallsyms",
     "kernel_constants",

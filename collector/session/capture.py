@@ -14,6 +14,7 @@ from typing import Any
 from tcpkmon.collector.control.handlers import Handlers
 from tcpkmon.collector.linux import privileges
 from tcpkmon.collector.linux.cpu_affinity import Placing
+from tcpkmon.collector.linux.first_process import find_cpu_clock
 from tcpkmon.collector.loader.capture_maps import Kernel
 from tcpkmon.collector.loader.perf_counters import OpenCounters
 from tcpkmon.collector.loader.prepare import Prepared
@@ -92,7 +93,8 @@ class Session:
         self._counters = stack.enter_context(OpenCounters(maps, self._prepared.counters))
         self._existing = stack.enter_context(Existing(request, self._prepared, kernel))
         stream = self._stream
-        self._counts = Counts(kernel, self._rings, self._counters, self._existing, stream)
+        clock = find_cpu_clock() if self._prepared.plan.unseen else None
+        self._counts = Counts(kernel, self._rings, self._counters, self._existing, stream, clock)
         pulse = Pulse(request.output, lambda: stream.records, stream.bytes_written)
         self._pulse = stack.enter_context(pulse)
         server = open_server(request, self._rings.wake, self._rights.user)
@@ -123,6 +125,8 @@ class Session:
         )
         if self._takeover.parked is not None:
             self._whose.tell()
+        elif (unseen := self._counts.unseen()) is not None:
+            stream.tell([unseen])
         kernel.switch_on()
         self._reconciling = Reconciling(request, self._counts, watching)
         self._handlers = Handlers(

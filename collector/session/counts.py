@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from tcpkmon.collector.loader.capture_maps import Kernel
@@ -11,17 +12,19 @@ from tcpkmon.collector.ring.rings import Rings
 from tcpkmon.collector.session.existing import Existing
 from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.collector.writer.ledger import Books
+from tcpkmon.formats.base.unseen import Unseen
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Reads the counts of one capture."""
+    """Reads the counts of one capture. cpu_clock: of process 1, where no program runs then."""
 
     kernel: Kernel
     rings: Rings
     counters: OpenCounters
     existing: Existing
     stream: Stream
+    cpu_clock: int | None = None
 
     def books(self) -> Books:
         """The ledger at this moment."""
@@ -37,7 +40,14 @@ class Counts:
             killed=dict(order.killed),
             online=frozenset(self.rings.cpus),
             shed=heads["shed"].copy() if "shed" in (heads.dtype.names or ()) else None,
+            unseen=self.unseen(),
         )
+
+    def unseen(self) -> Unseen | None:
+        """The CPU time of process 1, where no program runs then."""
+        if self.cpu_clock is None:
+            return None
+        return Unseen(time.monotonic_ns(), time.clock_gettime_ns(self.cpu_clock))
 
     def serials(self) -> dict[int, int]:
         """By CPU, the last serial that the kernel gave out."""

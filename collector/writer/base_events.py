@@ -35,7 +35,9 @@ def _notes(item: Item, written: Written, cpus: Container[int]) -> Sequence[Note]
         case Note():
             return [item]
         case Account():
-            return ledger_notes(item.books, written, item.final, cpus)
+            unseen = item.books.unseen
+            own = _notes(unseen, written, cpus) if unseen is not None else ()
+            return [*own, *ledger_notes(item.books, written, item.final, cpus)]
         case Clock():
             return [Note("CLOCK", asdict(item), mono_ns=item.mono_ns)]
         case Change():

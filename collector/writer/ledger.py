@@ -29,6 +29,7 @@ from tcpkmon.formats.base.control import (
     Losses,
     Program,
 )
+from tcpkmon.formats.base.unseen import Unseen
 
 MISSED = "missed by a program"
 
@@ -68,8 +69,9 @@ class Books:
 
     ledger: (CPUs, rows) of ring.points.ACCOUNT; serials: (CPUs,) given out by the kernel.
     programs: by name. read, ring_lost and killed: by CPU. late: by (cpu, location). online: CPUs
-    that have a ring. shed: (CPUs, rows), what a budget left out; None without one. The writer's
-    counts are not here: each method gets them as `written`.
+    that have a ring. shed: (CPUs, rows), what a budget left out; None without one. unseen:
+    None where programs run in all processes. The writer's counts are not here: each method gets
+    them as `written`.
     """
 
     ledger: NDArray[Any]
@@ -81,6 +83,7 @@ class Books:
     killed: Mapping[int, int] = field(default_factory=dict)
     online: Set[int] = frozenset()
     shed: NDArray[Any] | None = None
+    unseen: Unseen | None = None
 
     def places(self, written: Written) -> list[Place]:
         """Each (cpu, location) with any count, in order."""
@@ -106,10 +109,13 @@ class Books:
         return entries
 
     def checkpoint(self, written: Written, final: bool = False) -> list[Control]:
-        """A whole checkpoint. Its place in the file is right after what `written` counts."""
+        """A whole checkpoint, and before it what was not seen. Its place in the file is right after
+        what `written` counts."""
         group = self.with_states(written.states).group(written)
-        head = (written.checkpoints, written.entries, written.lost, len(group), int(final))
-        return [Checkpoint(*head), *group]
+        told = [self.unseen] if self.unseen is not None else []
+        entries = written.entries + len(told)
+        head = (written.checkpoints, entries, written.lost, len(group), int(final))
+        return [*told, Checkpoint(*head), *group]
 
     def with_states(self, count: int) -> Books:
         """With one CPU more, which has `count` entries EXISTING: see collector/writer/states.py."""

@@ -28,6 +28,7 @@ from tcpkmon.collector.writer.written import Written
 from tcpkmon.formats.base.changes import ChangeKind
 from tcpkmon.formats.base.control import Change, Clock, Loss, LossCause, Trigger
 from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.magnet.control import (
     CHANGE,
     CHECK,
@@ -37,6 +38,7 @@ from tcpkmon.formats.magnet.control import (
     POINT_COUNTERS,
     SHED,
     TRIGGER,
+    UNSEEN,
     Block,
     encode,
     encode_header,
@@ -196,7 +198,9 @@ class MagnetCodec(Codec):
     def _entries_of(self, item: Item, written: Written, mono_ns: int) -> Sequence[Entry]:
         match item:
             case Account():
-                return [self._ledger(item, written, mono_ns)]
+                unseen = item.books.unseen
+                told = self._entries_of(unseen, written, mono_ns) if unseen is not None else ()
+                return [*told, self._ledger(item, written, mono_ns)]
             case Clock():
                 return [self._own(CLOCK, item.realtime_ns, item.mono_ns, item.uncertainty_ns)]
             case Marks():
@@ -207,6 +211,8 @@ class MagnetCodec(Codec):
                 return [self._change(item)]
             case Trigger():
                 return [{"kind": TRIGGER, "time_ns": item.told_ns, "trigger": asdict(item)}]
+            case Unseen():
+                return [{"kind": UNSEEN, "time_ns": item.mono_ns, "unseen": asdict(item)}]
             case Finish():
                 return [{"kind": END, "time_ns": mono_ns, "reason": int(item.reason)}]
             case Check():

@@ -30,14 +30,15 @@ _ENTRY = {
     "LEDGER": ("checkpoint", "final", "points", "cpus", "programs"),
     "CHANGE": ("change",),
     "TRIGGER": ("trigger",),
+    "UNSEEN": ("unseen",),
     "END": ("reason",),
 }
 """Control entries, and what each has besides what all have."""
 _TOLD = (
     "kind", "which", "before_ns", "after_ns", "old", "new", "by_others", "why", "number",
-    "mono_ns", "conn_id", "told_ns", "count", "pid",
+    "mono_ns", "conn_id", "told_ns", "count", "pid", "cpu_ns",
 )  # fmt: skip
-"""The numbers of a CHANGE and of a TRIGGER."""
+"""The numbers of a CHANGE, of a TRIGGER and of what was not seen."""
 _ALL = ("kind", "time_ns", "number", "records", "block", "sums")
 
 
@@ -86,7 +87,7 @@ def _entry(values: Mapping[str, Any], left_out: LeftOut) -> dict[str, Any]:
     """What a control entry of a known kind has; of another one, what all have."""
     kind = values["kind"]
     made = {name: values[name] for name in (*_ALL, *_ENTRY.get(kind, ())) if name in values}
-    for name in ("change", "trigger"):
+    for name in ("change", "trigger", "unseen"):
         if isinstance(told := made.get(name), dict):
             made[name] = {key: told[key] for key in _TOLD if type(told.get(key)) is int}
     if kind not in _ENTRY:

@@ -18,6 +18,8 @@ from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.byteorder import Endian
 from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.base.reconciled import Reconciled, What
+from tcpkmon.formats.base.unseen import Unseen
+from tcpkmon.formats.base.whose import Named
 from tcpkmon.formats.psc.columns import CLASSIC, TIME, Column
 from tcpkmon.formats.psc.header import (
     KIND_CLOCK,
@@ -33,8 +35,8 @@ from tcpkmon.formats.psc.reader import Capture, open_capture
 from tcpkmon.formats.verify import is_ours
 
 _ROWS = 1 << 15
-_LAST_KEPT = Reconciled.location
-"""Control entries up to this one are kept. What is in a later one was not looked at."""
+_LAST_KNOWN = Unseen.location
+"""What is in a later control entry was not looked at."""
 _CONTROL = ("seq", "seq_no", "time_ns", TIME)
 """Columns that control entries have, besides their words."""
 
@@ -142,7 +144,9 @@ class _Writer:
         return made.tobytes()
 
     def _entry(self, entry: control.Control) -> control.Control | None:
-        if not control.FIRST_CONTROL <= control.location_of(entry) <= _LAST_KEPT:
+        if not control.FIRST_CONTROL <= control.location_of(entry) <= _LAST_KNOWN:
+            return None
+        if isinstance(entry, Named):
             return None
         if isinstance(entry, control.Mark):
             data = self._who.octets("notes", entry.text.encode(), control.WORDS_BYTES)

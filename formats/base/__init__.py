@@ -33,5 +33,6 @@ __all__ = [
     "text",
     "thinning",
     "times",
+    "unseen",
     "whose",
 ]  # fmt: skip

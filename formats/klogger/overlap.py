@@ -22,7 +22,7 @@ from tcpkmon.formats.klogger.table import NUMBERS, LogFormat
 BASE = frozenset(
     {"KLOGGER_START", "KLOGGER_FINISH", "DUMP_BEGIN", "DUMP_FINISH", "CLOCK", "LEDGER"}
     | {"CPU_LEDGER", "PROGRAM_LEDGER", "PROCESS_EXISTS", "LOGGING_EVENT", "MARK", "SOCKET_EXISTS"}
-    | {"CHANGE", "TRIGGER", "RECONCILED", "CGROUP"}
+    | {"CHANGE", "TRIGGER", "RECONCILED", "CGROUP", "UNSEEN"}
 )
 """Events that the collector makes (bpf/schemata/base.conf); all others are the kernel's."""
 _MOST = 1 << 62

@@ -29,7 +29,7 @@ MAGIC = b"MAGNeT\r\n"
 CHUNK = 1024
 """Records that have one CRC."""
 CHECK, LEDGER, CHANGE, END = "CHECK", "LEDGER", "CHANGE", "END"
-TRIGGER = "TRIGGER"
+TRIGGER, UNSEEN = "TRIGGER", "UNSEEN"
 POINT_COUNTERS = (
     "attempts", "filtered", "unchanged", "limited", "written", *KERNEL_CAUSES, *COLLECTOR_CAUSES,
     "in_file",

@@ -209,6 +209,8 @@ class _Chain:
         if self._compared:
             more = f"; {len(self._compared) - 1} comparison(s) before" if self._compared[1:] else ""
             report.notes.append(self._compared[-1] + more)
+        told = (note for _, one, _ in capture.parts.values() for note in one.notes)
+        report.notes += report.about_unseen(told)
         count = len(numbers)
         what = "dump(s)" if are_dumps else "segment(s)"
         report.notes.insert(0, f"{count} {what}, number {numbers[0]} to {numbers[-1]}")

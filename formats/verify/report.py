@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.base import causes
 from tcpkmon.formats.base.limits import MOST_ENTRIES, MOST_PROBLEMS
+from tcpkmon.formats.base.unseen import describe
 from tcpkmon.formats.verify.segment import Part
 
 I64 = NDArray[np.int64]
@@ -26,6 +27,8 @@ CAUSES = (*KERNEL_CAUSES, *COLLECTOR_CAUSES, causes.KILLED, DAMAGED)
 COUNTS = ("attempts", "filtered", "unchanged", "limited", "shed", "written", "in_file", "pending")
 NOT_CLOSED = "the end does not directly follow a ledger that was made for it"
 """A note: entries may have been cut out before the end."""
+NOT_SEEN = "not seen: "
+"""With these words the note of what the kernel showed no program begins."""
 LISTED_AT_ONCE = 8
 """How many problems of one kind a piece of the file (a segment, a batch, a ledger) may list."""
 
@@ -148,7 +151,7 @@ def find_unproven(settings: object) -> dict[str, str]:
 def find_unseen(settings: object) -> list[str]:
     """What the kernel showed no program, in a header's settings: a text, or none."""
     found = settings.get("unseen") if isinstance(settings, dict) else None
-    return [f"not seen: {found}"] if found and isinstance(found, str) else []
+    return [f"{NOT_SEEN}{found}"] if found and isinstance(found, str) else []
 
 
 def find_anonymised(settings: object) -> list[str]:
@@ -196,6 +199,9 @@ class Report:
     """Records before a dump, which no file has: they are not lost."""
     off: list[str] = field(default_factory=list)
     """Spans in which events were switched off, and so not recorded."""
+    unseen_cpu_ns: int | None = None
+    """CPU time of process 1 in unseen_span_ns: no program ran meanwhile. None: it is not told."""
+    unseen_span_ns: int = 0
     shed: list[str] = field(default_factory=list)
     """What a budget left out: a line for each span and step."""
     unproven: dict[str, str] = field(default_factory=dict)
@@ -230,8 +236,24 @@ class Report:
         self.rows = [rows[key] for key in sorted(rows, key=lambda key: (key[0] or 0, key[1:]))]
         self.missed += other.missed
         self.unproven |= other.unproven
+        if other.unseen_cpu_ns is not None:
+            self.add_unseen(other.unseen_cpu_ns, other.unseen_span_ns)
         for lines, more in ((self.off, other.off), (self.shed, other.shed)):
             lines += [line for line in more if line not in lines]
+
+    def add_unseen(self, cpu_ns: int, span_ns: int) -> None:
+        """So much more CPU time of process 1, in so much more time."""
+        self.unseen_cpu_ns = (self.unseen_cpu_ns or 0) + cpu_ns
+        self.unseen_span_ns += span_ns
+
+    def about_unseen(self, notes: Iterable[str] = ()) -> list[str]:
+        """How long process 1 had a CPU: a line, or none where it is not known. Those of the notes
+        that say what it is about come first."""
+        if self.unseen_cpu_ns is None or not self.unseen_span_ns:
+            return []
+        whole = "capture" if self.part is None else "dump" if self.part.is_dump else "segment"
+        said = dict.fromkeys(note for note in notes if note.startswith(NOT_SEEN))
+        return [*said, describe(self.unseen_cpu_ns, self.unseen_span_ns, whole)]
 
     def settle(self, problems: Problems) -> None:
         """All problems are known. A window is complete only where nothing is wrong or missing."""

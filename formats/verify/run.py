@@ -8,6 +8,7 @@ import numpy as np
 from tcpkmon.formats.base.control import Change, Trigger
 from tcpkmon.formats.base.reconciled import What
 from tcpkmon.formats.base.shedding import steps_of
+from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.verify.balance import (
     build_rows,
     check_before,
@@ -51,6 +52,7 @@ class Run(Found):
         self._opened: I64 | None = None
         self._changes = ChangeCheck(self.problems)
         self._window = Window(decoder.settings, self.problems)
+        self._unseen: Unseen | None = None
 
     def run(self) -> None:
         """Read the tape, and fill the report."""
@@ -75,10 +77,21 @@ class Run(Found):
             self._changes.feed(told.entry, told.what)
         elif isinstance(told.what, Trigger):
             self._window.fired(told.entry, told.what)
+        elif isinstance(told.what, Unseen):
+            self._count_unseen(told.entry, told.what)
         elif told.what.what == What.SUMMARY:
             self.report.notes.append(told.what.describe())
         else:  # a difference that no loss explains
             self.problems.add(told.entry, told.what.describe())
+
+    def _count_unseen(self, entry: int, now: Unseen) -> None:
+        """What process 1 had of the CPUs since the entry before."""
+        before, self._unseen = self._unseen or now, now
+        span_ns, cpu_ns = now.mono_ns - before.mono_ns, now.cpu_ns - before.cpu_ns
+        if span_ns < 0 or cpu_ns < 0:
+            self.problems.add(entry, "the CPU time of process 1 runs back")
+        else:
+            self.report.add_unseen(cpu_ns, span_ns)
 
     def _check(self, ledger: Ledger) -> None:
         """The next ledger adds up."""
@@ -124,7 +137,7 @@ class Run(Found):
             self.problems.add(last.index, what)
         decoder.conclude(self)
         report.unproven = find_unproven(settings)
-        report.notes += find_unseen(settings) + find_anonymised(settings)
+        report.notes += find_unseen(settings) + report.about_unseen() + find_anonymised(settings)
 
         def epoch_ns(mono_ns: int) -> int:
             return mono_ns + decoder.ahead_ns

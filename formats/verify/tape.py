@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A capture file as a tape: what its decoder yields, in the order of the file.
 
-    Records | Change Trigger Reconciled | Opening ... Ledger | Records | ... | End
+    Records | Change Trigger Reconciled Unseen | Opening ... Ledger | Records | ... | End
 
 formats/verify/run.py proves a tape, whatever its format. What only one format has (sequence
 numbers, checksums, dumps), its decoder checks itself, and adds to the same problems.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from tcpkmon.formats.base.control import EXISTING, Change, EndReason, Trigger
 from tcpkmon.formats.base.reconciled import Reconciled
+from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.verify.ledger import Ledger
 from tcpkmon.formats.verify.report import DAMAGED, I64, Problems, Report
 from tcpkmon.formats.verify.segment import Part, Previous, find_part
@@ -40,7 +41,7 @@ class Told:
     """Something that the collector tells, and which entry of the file tells it."""
 
     entry: int
-    what: Change | Trigger | Reconciled
+    what: Change | Trigger | Reconciled | Unseen
 
 
 @dataclass(frozen=True)

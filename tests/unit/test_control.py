@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.reconciled import Reconciled
+from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.base.whose import Named
 from tcpkmon.formats.klogger import overlap
 from tcpkmon.formats.psc.columns import CLASSIC, Column, entry_dtype
@@ -40,6 +41,7 @@ EXAMPLES: list[tuple[control.Control, int, int, list[int]]] = [
     (control.Trigger(2, BIG, 5, 6, 7, 8), 237, 2, [3, 256, 5, 0, 6, 0, 7, 8]),
     (Reconciled(1, 3, BIG, 5, 6, 7), 238, 0x10003, [3, 256, 5, 0, 6, 0, 7]),
     (Named(1, 2, BIG, b"abcdefgh"), 239, 0x10002, [3, 256, 0x64636261, 0x68676665]),
+    (Unseen(BIG, 5), 240, 0, [3, 256, 5, 0]),
 ]
 
 

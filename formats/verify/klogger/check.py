@@ -12,6 +12,7 @@ from tcpkmon.formats.base.causes import KILLED
 from tcpkmon.formats.base.control import EXISTING, Trigger
 from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.base.reconciled import Reconciled
+from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.klogger.batch import LogBatch, changes_of
 from tcpkmon.formats.klogger.reader import LogReader
 from tcpkmon.formats.klogger.table import RECORD_HEAD_BYTES
@@ -43,6 +44,7 @@ from tcpkmon.formats.verify.tape import Decoder, End, Found, Item, Opening, Reco
 
 _TRIGGER = ("number", "mono_ns", "conn_id", "told_ns", "count", "pid")
 _RECONCILED = ("when", "what", "connection", "record", "kernel", "ports")
+_UNSEEN = ("mono_ns", "cpu_ns")
 
 
 def verify_log(path: str | os.PathLike[str]) -> Report:
@@ -201,11 +203,12 @@ class _Decoder(Decoder):
         self.report.entries += len(batch)
 
     def _told(self, batch: LogBatch, present: set[str], first: int) -> Iterator[Told]:
-        """What was changed, triggers, what the kernel's sockets said."""
+        """What was changed, triggers, what the kernel's sockets said, what was not seen."""
         if "CHANGE" in present:
             yield from (Told(first + at, change) for at, change in changes_of(batch))
         for name, fields, kind in (
             ("TRIGGER", _TRIGGER, Trigger), ("RECONCILED", _RECONCILED, Reconciled),
+            ("UNSEEN", _UNSEEN, Unseen),
         ):  # fmt: skip
             if name in present:
                 places = (first + batch.where(name)).tolist()

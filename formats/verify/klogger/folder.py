@@ -63,8 +63,9 @@ def _join(folder: str, paths: Sequence[Path], reports: Sequence[Report]) -> Repo
     _compare(whole, paths)
     whole.part = _join_parts(reports)
     _join_windows(whole, reports)
-    told = (note for one in reports for note in one.notes)
+    told = [note for one in reports for note in one.notes]
     whole.notes += [note for note in told if note.startswith(RECONCILED_WORDS)]
+    whole.notes += whole.about_unseen(told)
     return whole
 
 

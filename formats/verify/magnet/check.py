@@ -16,8 +16,9 @@ import numpy as np
 from tcpkmon.formats.base.causes import KILLED
 from tcpkmon.formats.base.control import Change, EndReason, LossCause, Trigger
 from tcpkmon.formats.base.errors import DamagedError
+from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.klogger.table import NUMBERS
-from tcpkmon.formats.magnet.control import CHANGE, CHECK, END, LEDGER, TRIGGER, number
+from tcpkmon.formats.magnet.control import CHANGE, CHECK, END, LEDGER, TRIGGER, UNSEEN, number
 from tcpkmon.formats.magnet.header import OWN, MagnetFile
 from tcpkmon.formats.magnet.layout import CLOCK, FIRST_EVENT, LOST
 from tcpkmon.formats.magnet.walk import Entry, Piece, Walk
@@ -52,7 +53,7 @@ def verify_magnet(path: str | os.PathLike[str]) -> Report:
         return Report(str(path), error=message, format="magnet", words=WORDS)
 
 
-_Control = TypeVar("_Control", Change, Trigger)
+_Control = TypeVar("_Control", Change, Trigger, Unseen)
 
 
 class _Decoder(Decoder):
@@ -143,6 +144,8 @@ class _Decoder(Decoder):
             return Told(at, _control_of(values, "change", Change, {"why"}))
         if entry.kind == TRIGGER:
             return Told(at, _control_of(values, "trigger", Trigger))
+        if entry.kind == UNSEEN:
+            return Told(at, _control_of(values, "unseen", Unseen))
         if entry.kind == END:
             reason = number(values, "reason", max(EndReason))
             if reason is None or reason not in {*EndReason}:
@@ -198,7 +201,7 @@ class _Decoder(Decoder):
 def _control_of(
     values: dict[str, Any], name: str, kind: type[_Control], more: Set[str] = frozenset()
 ) -> _Control:
-    """A change or a trigger; more: what it may lack."""
+    """A change, a trigger, or what was not seen; more: what it may lack."""
     told: dict[str, Any] = values[name] if isinstance(values.get(name), dict) else {}
     found = {key: one for key in told if (one := number(told, key)) is not None}
     if {*told, *more} != {field.name for field in fields(kind)} or len(found) < len(told):

@@ -9,6 +9,7 @@ import numpy as np
 
 from tcpkmon.formats.base import control
 from tcpkmon.formats.base.limits import MOST_CPUS
+from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.verify.psc.checkpoints import GROUP_KINDS, Checkpoint, CheckpointReader, Name
 from tcpkmon.formats.verify.psc.entries import ControlRows, Segment
 from tcpkmon.formats.verify.psc.losses import LossSums
@@ -30,6 +31,7 @@ class Landmarks:
     ) -> None:
         self._before = previous or Previous()
         self._is_first = previous is not None  # whose checkpoint is the base
+        self._base_at = 1
         self._problems = problems
         self._sums = sums
         self._groups = CheckpointReader(problems, name)
@@ -57,6 +59,8 @@ class Landmarks:
 
         index, keys: entry numbers of the snapshots, and cpu * POINTS + location of each.
         """
+        if not segment.start and (rows.location[rows.index == 1] == Unseen.location).any():
+            self._base_at = 2
         in_group = np.isin(rows.location, GROUP_KINDS)
         claimed = np.zeros(len(rows), np.bool_)
         done = 0
@@ -142,7 +146,7 @@ class Landmarks:
         if shot is None:
             return
         shot.check_rows(self._problems, self.cpu_limit)
-        shot.is_base = self._is_first and shot.index == 1
+        shot.is_base = self._is_first and shot.index == self._base_at
         self._is_first = False
         shot.stamp_ns = self._checkpoint_ns
         shot.repaired = self._sums.repaired
