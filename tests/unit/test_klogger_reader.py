@@ -186,7 +186,8 @@ def test_dumps_behind_a_damaged_one_are_read(tmp_path: Path) -> None:
     assert reader.tail == "tail unknown: the file is damaged"
 
 
-BEGIN, FINISH, SCHEDOUT = 36, 37, 48
+_NUMBERS = {event["name"]: event["number"] for event in sample_header()["events"]}
+BEGIN, FINISH, SCHEDOUT = (_NUMBERS[name] for name in ("DUMP_BEGIN", "DUMP_FINISH", "SCHEDOUT"))
 
 
 @pytest.mark.parametrize(

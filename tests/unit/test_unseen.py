@@ -221,6 +221,7 @@ def test_it_does_not_run_back(kind: Any, back: Unseen, tmp_path: Path) -> None:
 
 def test_the_clock_is_that_of_all_threads_of_process_1() -> None:
     clock = find_cpu_clock()
+    assert (clock is None) == (os.readlink("/proc/self/ns/pid") != "pid:[4026531836]")
     if clock is None:
         pytest.skip("process 1 here is not the machine's")
     ticks = os.sysconf("SC_CLK_TCK")
