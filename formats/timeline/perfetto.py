@@ -39,7 +39,7 @@ class PerfettoSink:
         self._out, self._builder = out, builder(out)
         self._names: dict[int, str] = {}
         self._told = 0
-        self._dropped = False
+        self._dropped = self._has_lost = False
         self._is_first = True
 
     def track(self, track: Track) -> None:
@@ -77,7 +77,7 @@ class PerfettoSink:
         self._builder.write_packet(packet)
 
     def dropped(self) -> None:
-        self._dropped = True
+        self._dropped = self._has_lost = True
 
     def events(self, events: Array) -> None:
         self._tell_state()
@@ -96,6 +96,10 @@ class PerfettoSink:
             else:
                 one.string_value = value
         self._builder.write_packet(packet)
+        if self._has_lost:  # Perfetto counts what was dropped of the sequences that are named here
+            packet = self._packet()
+            packet.trace_stats.writer_stats.add(sequence_id=SEQUENCE, buffer=0)
+            self._builder.write_packet(packet)
 
     def _tell_state(self) -> None:
         """What the next events need: names that are new, or all of them after a loss."""

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Perfetto's own trace processor opens the exports: its SQL says what the capture has.
+
+No package registry has the program: TRACE_PROCESSOR names it, or it is on PATH.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import shutil
+import subprocess
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import tcpkmon
+from tcpkmon.formats.analysis import why
+from tcpkmon.formats.timeline.model import BEGIN, COUNTER, END, INSTANT
+from tests.kept.make import names, unpack
+from tests.unit.magnet_log import MagnetLog, write_folder
+from tests.unit.test_disk_analysis import write as write_disk
+from tests.unit.test_timeline import LOST, export, write_host
+from tests.unit.timeline_reader import Event, Trace, read
+from tests.unit.why_capture import CLOCK, write_capture
+
+PROGRAM = os.environ.get("TRACE_PROCESSOR") or shutil.which("trace_processor_shell")
+pytestmark = pytest.mark.skipif(
+    PROGRAM is None,
+    reason="needs Perfetto's trace_processor_shell, on PATH or named by TRACE_PROCESSOR",
+)
+MADE = ("lossy", "host", "host-lossy", "disk", "layers")
+NULL = "[NULL]"
+SLICES = """
+    select hex(coalesce(p.name, thread.name)), hex(t.name), hex(s.name), s.ts, s.dur
+    from slice s join track t on s.track_id = t.id left join track p on t.parent_id = p.id
+    left join thread_track tt on tt.id = t.id left join thread using (utid)
+"""
+COUNTERS = """
+    select hex(p.name), hex(t.name), c.ts, c.value
+    from counter c join counter_track t on c.track_id = t.id
+    join track p on t.parent_id = p.id order by c.ts, c.id
+"""
+JSON_SLICES = """
+    select hex(process.name), hex(thread.name), hex(s.name), s.ts, s.dur
+    from slice s join thread_track tt on s.track_id = tt.id join thread using (utid)
+    join process using (upid)
+"""
+JSON_COUNTERS = """
+    select hex(process.name), hex(t.name), c.ts, c.value from counter c
+    join process_counter_track t on c.track_id = t.id join process using (upid) order by c.ts, c.id
+"""
+LOST_STAT = "traced_buf_sequence_packet_loss"
+FLOWS = """
+    select hex(a.name), a.ts, hex(b.name), b.ts from flow
+    join slice a on slice_out = a.id join slice b on slice_in = b.id
+"""
+
+
+def ask(trace: Path, query: str) -> list[list[str]]:
+    """The rows of an answer. Perfetto does not escape quotes in it: ask for hex(name)."""
+    assert PROGRAM is not None
+    done = subprocess.run(
+        [PROGRAM, "-Q", query, trace], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return list(csv.reader(done.stdout.splitlines()))[1:]
+
+
+def text(digits: str) -> str:
+    return bytes.fromhex(digits).decode()
+
+
+def complaints(trace: Path) -> dict[str, int]:
+    """What Perfetto counts as an error, as lost, or as an arrow from nowhere."""
+    found = ask(
+        trace, "select name, value from stats where value > 0 and"
+        " (severity in ('error', 'data_loss') or name like 'flow%')"
+    )  # fmt: skip
+    return {name: int(value) for name, value in found}
+
+
+def flows_of(trace: Trace) -> Counter[tuple[str, int, str, int]]:
+    """The arrows, by the package's messages."""
+    ways: dict[int, list[Event]] = defaultdict(list)
+    for event in sorted(trace.events, key=lambda one: one.time):
+        for flow in event.flows:
+            ways[flow].append(event)
+    return Counter(
+        (one.name, one.time, two.name, two.time)
+        for way in ways.values() for one, two in pairwise(way)
+    )  # fmt: skip
+
+
+def found_flows(trace: Path) -> Counter[tuple[str, int, str, int]]:
+    return Counter(
+        (text(one), int(begin), text(two), int(end)) for one, begin, two, end in ask(trace, FLOWS)
+    )
+
+
+def make(kind: str, folder: Path) -> Path:
+    """A capture of a kind."""
+    if kind == "lossy":
+        return write_capture(folder / "a.pm", 4000, 4, lose=LOST)
+    if kind.startswith("host"):
+        return write_host(folder / "host", 5 if kind == "host-lossy" else 0)
+    if kind == "disk":
+        one, two = ({"request": n, "sector": 8 * n, "bytes": 4096} for n in (1, 2))
+        return write_disk(folder, [
+            (10, "INSERT", one), (12, "INSERT", two), (20, "ISSUE", one), (30, "ISSUE", two),
+            (40, "COMPLETE", one | {"last": 1}), (50, "COMPLETE", two | {"last": 1}),
+        ])  # fmt: skip
+    log = MagnetLog()
+    log.connect(5, ("10.0.0.1", 1000), ("2001:db8::2", 80))
+    log.put("SOCK_RECV", 130, 5, 700, 800, entered=7)
+    for at, (name, lo) in enumerate([(n, s) for s in (100, 200) for n in ("TCP", "IP", "DEV")]):
+        log.put(f"{name}_SEND", 10 + at, 5, lo, lo + 100)
+    log.put("SOCK_SEND", 40, 5, 100, 300, entered=5)
+    for at, name in enumerate(("DEV", "IP", "TCP")):
+        log.put(f"{name}_RECV", 120 + at, 5, 700, 800)
+    log.put("TCP_SEND", 900, 5, 100, 200, flags=16 | 256)
+    return write_folder(folder / "log", log)
+
+
+Slices = Counter[tuple[str, str, str, int, int]]
+Counts = dict[tuple[str, str], list[tuple[int, str]]]
+
+
+def events_of(trace: Trace) -> tuple[Slices, Counts]:
+    """Slices and instants, and the values of each counter, by the package's messages."""
+    slices: Slices = Counter()
+    counts: Counts = defaultdict(list)
+    for number, one in trace.tracks.items():
+        group = trace.called(trace.tracks[one.parent_uuid]) if one.parent_uuid else ""
+        events = sorted(
+            (event for event in trace.events if event.track == number), key=lambda event: event.time
+        )
+        spans = [event for event in events if event.kind in (BEGIN, END)]
+        for begin, end in zip(spans[::2], spans[1::2], strict=True):
+            slices[group, one.name, begin.name, begin.time, end.time - begin.time] += 1
+        for event in events:
+            if event.kind == INSTANT:
+                slices[group, one.name, event.name, event.time, 0] += 1
+            elif event.kind == COUNTER:
+                value = NULL if math.isnan(event.value) else f"{event.value:f}"
+                counts[group, one.name].append((event.time, value))
+    return slices, counts
+
+
+def found_slices(trace: Path, query: str) -> Slices:
+    return Counter(
+        (text(group), text(line), text(name), int(time), int(length))
+        for group, line, name, time, length in ask(trace, query)
+    )  # fmt: skip
+
+
+def found_counts(trace: Path, query: str) -> Counts:
+    found: Counts = defaultdict(list)
+    for group, line, time, value in ask(trace, query):
+        found[text(group), text(line)].append((int(time), value))
+    return found
+
+
+def source_of(kind: str, folder: Path) -> Path:
+    if kind in MADE:
+        return make(kind, folder)
+    unpack(kind, folder)
+    (source,) = folder.iterdir()
+    return source
+
+
+KINDS = pytest.mark.parametrize("kind", [*MADE, *sorted(names())])
+
+
+@KINDS
+def test_it_finds_what_the_trace_has(kind: str, tmp_path: Path) -> None:
+    """Slices, instants, counters and arrows, one by one, and nothing else."""
+    out = export(source_of(kind, tmp_path), tmp_path / "out.pftrace")
+    trace = read(out)
+    slices, counts = events_of(trace)
+    assert found_slices(out, SLICES) == slices
+    assert found_counts(out, COUNTERS) == counts
+    assert found_flows(out) == flows_of(trace)
+    assert complaints(out) == ({LOST_STAT: trace.dropped} if trace.dropped else {})
+
+
+@KINDS
+def test_it_finds_the_same_in_json(kind: str, tmp_path: Path) -> None:
+    source = source_of(kind, tmp_path)
+    trace = read(export(source, tmp_path / "out.pftrace"))
+    out = export(source, tmp_path / "out.json", "--format", "chrome-json")
+    slices, counts = events_of(trace)
+    for event in trace.events:
+        if len(event.flows) == 2:  # JSON has a second slice for a second arrow
+            track = trace.tracks[event.track]
+            group = trace.called(trace.tracks[track.parent_uuid])
+            slices[group, track.name, event.name, event.time, 0] += 1
+    units = {
+        (trace.called(trace.tracks[one.parent_uuid]), one.name):
+            one.counter.unit_name or "bytes"
+        for one in trace.tracks.values() if one.HasField("counter")
+    }  # fmt: skip
+    assert found_slices(out, JSON_SLICES) == slices
+    assert found_counts(out, JSON_COUNTERS) == {
+        (group, f"{line} [{units[group, line]}] value"): rows
+        for (group, line), rows in counts.items()
+    }
+    assert found_flows(out) == flows_of(trace)
+    assert complaints(out) == {}
+
+
+def test_it_finds_what_the_capture_has(tmp_path: Path) -> None:
+    """Not by way of our reader of traces: counters, limits, losses, clocks, and what it tells."""
+    capture = write_capture(tmp_path / "a.pm", 4000, 4, lose=LOST)
+    out = export(capture, tmp_path / "out.pftrace")
+    with tcpkmon.open(capture) as reader:
+        columns = reader.columns(["conn_id", "time_ns", "snd_cwnd_segs", "srtt_us", "snd_wnd"])
+        kept = ~reader.control()
+    found = found_counts(out, COUNTERS)
+    for conn_id in (1, 2, 3, 4):
+        group = f"10.0.0.1:{5000 + conn_id} -> 10.0.0.1:80 #{conn_id}"
+        rows = kept & (columns["conn_id"] == conn_id)
+        times = columns["time_ns"][rows].tolist()
+        lines = {"cwnd": "snd_cwnd_segs", "srtt": "srtt_us", "peer's window": "snd_wnd"}
+        for line, name in lines.items():
+            then = dict(found[group, line])
+            values: list[str] = []
+            for time, value in zip(times, columns[name][rows].tolist(), strict=True):
+                values.append(then.get(time, values[-1] if values else NULL))
+                assert values[-1] == f"{value:f}"
+    table = why.intervals(capture)
+    assert sorted(
+        (int(begin), int(begin) + int(length)) for begin, length in ask(
+            out, "select ts, dur from slice join track t on track_id = t.id where t.name = 'limit'"
+        )
+    ) == sorted(zip(table["start_ns"].tolist(), table["end_ns"].tolist(), strict=True))  # fmt: skip
+    assert ask(out, "select sum(int_value) from slice join args using (arg_set_id) join track t"
+                    " on track_id = t.id join track p on t.parent_id = p.id"
+                    " where t.name = 'not known' and p.name = 'capture'") == [["3"]]  # fmt: skip
+    clocks = ask(out, "select clock_name, clock_value from clock_snapshot order by 1")
+    assert clocks == [["MONOTONIC", str(CLOCK[0])], ["REALTIME", str(CLOCK[1])]]
+    told = ask(out, "select str_value, int_value from metadata where name like '%tcpkmon.file'"
+                    " or name like '%tcpkmon.lost_records' order by name")  # fmt: skip
+    assert told == [["a.pm", NULL], [NULL, "3"]]
+    assert ask(out, "select count(*) from thread where tid > 0") == [["0"]]
+
+
+def test_threads_have_their_ids(tmp_path: Path) -> None:
+    out = export(write_host(tmp_path / "host"), tmp_path / "out.pftrace")
+    found = ask(out, "select tid, pid, hex(thread.name) from thread join process using (upid)"
+                     " where tid > 0 order by tid")  # fmt: skip
+    assert [(tid, pid, text(name)) for tid, pid, name in found] == [
+        ("7", "7", 'a<b>"\\x1b[31m\\u202e'), ("8", "5", "woken")
+    ]  # fmt: skip
