@@ -63,6 +63,8 @@ class ChromeSink:
         """The slices of the losses tell it."""
 
     def events(self, events: Array) -> None:
+        if events["flow"].any():  # an arrow must begin before it goes on
+            events = events[np.argsort(events["time"], kind="stable")]
         is_counter = events["kind"] == COUNTER
         counters = events if is_counter.all() else events[is_counter]
         for low in range(0, len(counters), _ROWS):

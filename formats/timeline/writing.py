@@ -92,7 +92,7 @@ def _write_events(timeline: Timeline, logs: Logs) -> None:
     for batch in merge_logs(logs.readers, note=cpus.note):
         timeline.records += len(batch)
         _tell_steps(timeline.sink, batch)
-        with timeline.in_order():
+        with timeline.at_once():
             for part in parts:
                 part.feed(batch)
             _add_others(timeline, cpus, log, batch, is_other)
