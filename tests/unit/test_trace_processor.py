@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import subprocess
+import tarfile
 from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ import tcpkmon
 from tcpkmon.formats.analysis import why
 from tcpkmon.formats.timeline.model import BEGIN, COUNTER, END, INSTANT
 from tests.kept.make import names, unpack
+from tests.unit.klogger_samples import CLOCK as CLOCK_OF_LOG
 from tests.unit.magnet_log import MagnetLog, write_folder
 from tests.unit.test_disk_analysis import write as write_disk
 from tests.unit.test_timeline import LOST, export, write_host
@@ -53,6 +55,7 @@ JSON_COUNTERS = """
     select hex(process.name), hex(t.name), c.ts, c.value from counter c
     join process_counter_track t on c.track_id = t.id join process using (upid) order by c.ts, c.id
 """
+MONOTONIC, BOOTTIME = 3, 6
 LOST_STAT = "traced_buf_sequence_packet_loss"
 FLOWS = """
     select hex(a.name), a.ts, hex(b.name), b.ts from flow
@@ -255,3 +258,28 @@ def test_threads_have_their_ids(tmp_path: Path) -> None:
     assert [(tid, pid, text(name)) for tid, pid, name in found] == [
         ("7", "7", 'a<b>"\\x1b[31m\\u202e'), ("8", "5", "woken")
     ]  # fmt: skip
+
+
+def test_a_recording_of_perfetto_beside_it(tmp_path: Path) -> None:
+    """Both in one archive: its clock is CLOCK_BOOTTIME, and what was at one time stays so."""
+    packets = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2").Trace()
+    asleep_ns = 100_000_000_000
+    ours = read(export(write_host(tmp_path / "host"), tmp_path / "run.pftrace"))
+    at = min(event.time for event in ours.events if event.kind == BEGIN)
+    snapshot = packets.packet.add(trusted_packet_sequence_id=1).clock_snapshot
+    for number, time in ((MONOTONIC, CLOCK_OF_LOG[0]), (BOOTTIME, CLOCK_OF_LOG[0] + asleep_ns)):
+        snapshot.clocks.add(clock_id=number, timestamp=time)
+    snapshot.primary_trace_clock = BOOTTIME
+    event = packets.packet.add(
+        trusted_packet_sequence_id=1, timestamp=at + asleep_ns, timestamp_clock_id=BOOTTIME
+    ).track_event
+    event.type, event.track_uuid, event.name = INSTANT, 1, "of the recording"
+    (tmp_path / "system.pftrace").write_bytes(packets.SerializeToString())
+    out = tmp_path / "both.tar"
+    with tarfile.open(out, "w") as archive:
+        for name in ("system.pftrace", "run.pftrace"):
+            archive.add(tmp_path / name, name)
+    assert complaints(out) == {}
+    found = ask(out, "select name, ts - (select min(ts) from slice) from slice order by ts limit 2")
+    assert ["of the recording", "0"] in found and {time for _, time in found} == {"0"}
+    assert len(ask(out, "select 1 from slice")) == 1 + sum(events_of(ours)[0].values())
