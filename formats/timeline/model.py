@@ -122,7 +122,8 @@ class Timeline:
     @contextmanager
     def at_once(self) -> Iterator[None]:
         """What is added in here is told at its end, so that a sink can sort it."""
-        self._held = held = []
+        held: list[Array] = []
+        self._held = held
         yield
         self._held = None
         if held:
