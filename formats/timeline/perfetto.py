@@ -14,7 +14,7 @@ SEQUENCE = 1
 """All packets are of one sequence."""
 _CLEARED = 1
 _BY_RANK, _RANKS = 3, (1 << 31) - 1
-_MONOTONIC, _REALTIME = 3, 1
+_MONOTONIC, _REALTIME, _BOOTTIME = 3, 1, 6
 _UNITS = {"bytes": 3}
 """Units that the format has; others are names."""
 
@@ -32,7 +32,7 @@ def import_protos() -> tuple[Any, Any]:
 
 
 class PerfettoSink:
-    """See Sink. The clock of the trace is CLOCK_MONOTONIC."""
+    """See Sink. The clock of the trace is CLOCK_MONOTONIC; CLOCK_BOOTTIME is said to be the same."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._protos, builder = import_protos()
@@ -70,7 +70,9 @@ class PerfettoSink:
         packet = self._packet()
         snapshot = packet.clock_snapshot
         snapshot.primary_trace_clock = _MONOTONIC
-        for number, ns in ((_MONOTONIC, mono_ns), (_REALTIME, realtime_ns)):
+        # Perfetto relates what it opens together by CLOCK_BOOTTIME, which captures do not have.
+        clocks = (_MONOTONIC, mono_ns), (_REALTIME, realtime_ns), (_BOOTTIME, mono_ns)
+        for number, ns in clocks:
             if ns is not None:
                 one = snapshot.clocks.add()
                 one.clock_id, one.timestamp = number, ns
