@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -76,6 +78,7 @@ class Timeline:
         self._names: dict[str, int] = {}
         self._tracks: dict[Any, int] = {}
         self._count = 0
+        self._held: list[Array] | None = None
 
     def name(self, text: str) -> int:
         """The number of a name."""
@@ -111,7 +114,20 @@ class Timeline:
         """Some events."""
         if len(events):
             np.clip(events["time"], 0, _LAST_NS, out=events["time"])
-            self.sink.events(events)
+            if self._held is not None:
+                self._held.append(events)
+            else:
+                self.sink.events(events)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """What is added in here is told at its end, so that a sink can sort it."""
+        held: list[Array] = []
+        self._held = held
+        yield
+        self._held = None
+        if held:
+            self.sink.events(np.concatenate(held))
 
 
 def endpoint(address: bytes, port: int) -> str:

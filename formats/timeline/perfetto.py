@@ -14,7 +14,7 @@ SEQUENCE = 1
 """All packets are of one sequence."""
 _CLEARED = 1
 _BY_RANK, _RANKS = 3, (1 << 31) - 1
-_MONOTONIC, _REALTIME = 3, 1
+_MONOTONIC, _REALTIME, _BOOTTIME = 3, 1, 6
 _UNITS = {"bytes": 3}
 """Units that the format has; others are names."""
 
@@ -32,14 +32,14 @@ def import_protos() -> tuple[Any, Any]:
 
 
 class PerfettoSink:
-    """See Sink. The clock of the trace is CLOCK_MONOTONIC."""
+    """See Sink. The clock of the trace is CLOCK_MONOTONIC; CLOCK_BOOTTIME is said to be the same."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._protos, builder = import_protos()
         self._out, self._builder = out, builder(out)
         self._names: dict[int, str] = {}
         self._told = 0
-        self._dropped = False
+        self._dropped = self._has_lost = False
         self._is_first = True
 
     def track(self, track: Track) -> None:
@@ -70,14 +70,16 @@ class PerfettoSink:
         packet = self._packet()
         snapshot = packet.clock_snapshot
         snapshot.primary_trace_clock = _MONOTONIC
-        for number, ns in ((_MONOTONIC, mono_ns), (_REALTIME, realtime_ns)):
+        # Perfetto relates what it opens together by CLOCK_BOOTTIME, which captures do not have.
+        clocks = (_MONOTONIC, mono_ns), (_REALTIME, realtime_ns), (_BOOTTIME, mono_ns)
+        for number, ns in clocks:
             if ns is not None:
                 one = snapshot.clocks.add()
                 one.clock_id, one.timestamp = number, ns
         self._builder.write_packet(packet)
 
     def dropped(self) -> None:
-        self._dropped = True
+        self._dropped = self._has_lost = True
 
     def events(self, events: Array) -> None:
         self._tell_state()
@@ -96,6 +98,10 @@ class PerfettoSink:
             else:
                 one.string_value = value
         self._builder.write_packet(packet)
+        if self._has_lost:  # Perfetto counts what was dropped of the sequences that are named here
+            packet = self._packet()
+            packet.trace_stats.writer_stats.add(sequence_id=SEQUENCE, buffer=0)
+            self._builder.write_packet(packet)
 
     def _tell_state(self) -> None:
         """What the next events need: names that are new, or all of them after a loss."""

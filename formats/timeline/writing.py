@@ -92,9 +92,10 @@ def _write_events(timeline: Timeline, logs: Logs) -> None:
     for batch in merge_logs(logs.readers, note=cpus.note):
         timeline.records += len(batch)
         _tell_steps(timeline.sink, batch)
-        for part in parts:
-            part.feed(batch)
-        _add_others(timeline, cpus, log, batch, is_other)
+        with timeline.at_once():
+            for part in parts:
+                part.feed(batch)
+            _add_others(timeline, cpus, log, batch, is_other)
 
 
 def _add_others(

@@ -250,6 +250,8 @@ def test_json_of_hostile_names_and_flows(tmp_path: Path) -> None:
     )
     assert wake["bind_id"] == woken["bind_id"]
     assert {wake["ph"], woken["ph"]} == {"X", "B"}
+    # The arrow begins at the wake-up, as Perfetto wants it, though the slice was known later.
+    assert wake["flow_out"] and "flow_in" not in wake and woken["flow_in"]
 
 
 def test_no_thread_runs_through_a_loss(tmp_path: Path) -> None:

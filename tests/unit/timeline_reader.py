@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tcpkmon.formats.timeline.model import BEGIN, COUNTER, END, INSTANT
+from tcpkmon.formats.timeline.perfetto import SEQUENCE
 
 
 @dataclass
@@ -109,7 +110,7 @@ def read(path: Path) -> Trace:
     """A trace: each packet must be valid where it stands."""
     from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 
-    found, names, has_state = Trace(), dict[int, str](), False
+    found, names, has_state, counted = Trace(), dict[int, str](), False, set[int]()
     for packet in perfetto_trace_pb2.Trace.FromString(path.read_bytes()).packet:
         assert packet.trusted_packet_sequence_id
         if packet.previous_packet_dropped:
@@ -127,6 +128,7 @@ def read(path: Path) -> Trace:
             found.primary_clock = packet.clock_snapshot.primary_trace_clock
             times = {one.clock_id: one.timestamp for one in packet.clock_snapshot.clocks}
             found.clocks.append((times[3], times[1]))
+        counted.update(one.sequence_id for one in packet.trace_stats.writer_stats)
         for one in packet.trace_attributes.attribute:
             is_text = one.HasField("string_value")
             found.about[one.key] = one.string_value if is_text else one.long_value
@@ -142,4 +144,5 @@ def read(path: Path) -> Trace:
                 list(event.flow_ids),
                 {names[one.name_iid]: one.int_value for one in event.debug_annotations},
             ))  # fmt: skip
+    assert counted == ({SEQUENCE} if found.dropped else set())
     return found
