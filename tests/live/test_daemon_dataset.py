@@ -75,8 +75,8 @@ def test_segments_get_into_a_dataset(tmp_path: Path) -> None:
         before = len(segments_in(store))
         wait_until(lambda: len(segments_in(store)) > before + 1, "it goes on")
         flood.halt()
-        assert daemon.finish().code == 0
-    assert "is not added" not in daemon.stderr, daemon.stderr
+        done = daemon.finish()
+    assert done.code == 0 and "is not added" not in done.stderr, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "calls/index.jsonl").read_text().splitlines()]
     sealed = [line["number"] for line in lines if line["what"] == "sealed"]
     assert segments_in(store) == sealed == [*range(1, len(sealed) + 1)] and len(sealed) > 3
