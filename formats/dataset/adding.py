@@ -63,7 +63,7 @@ def add(
             again = Opened.of((path,))
             with again.reader:
                 pieces = list(views[table].tables(again))
-            found = _fit(pieces, views[table].columns, about["segment_id"])
+            found = _fit(pieces, views[table].columns, about["segment_id"], name)
             rows[table] = found.num_rows
             store.write(f"table={table}/{key}", found, facts)
         proof = next(row for one in views["proof"].tables(opened) for row in one.to_pylist())
@@ -118,9 +118,9 @@ def _kernel(reader: Any) -> str | None:
     return str(reader.format.header.get("kernel", "")) or None
 
 
-def _fit(pieces: list[Any], columns: Sequence[Any], segment: str) -> Any:
+def _fit(pieces: list[Any], columns: Sequence[Any], segment: str, name: str) -> Any:
     """One table, sorted by connection and time, in types that all engines have: no uint64, and
-    without the column host, which is a partition."""
+    without the column host, which is a partition. name: instead of the file's path, if any."""
     pyarrow = import_pyarrow()
     table = pyarrow.concat_tables([schema_of(columns).empty_table(), *pieces])
     for at, field in enumerate(table.schema):
@@ -132,6 +132,9 @@ def _fit(pieces: list[Any], columns: Sequence[Any], segment: str) -> Any:
         table = table.drop_columns(["host"])
     if "segment" in table.column_names:  # its number: in settings
         table = table.drop_columns(["segment"])
+    if name and "path" in table.column_names:
+        told = pyarrow.repeat(pyarrow.scalar(name), table.num_rows)
+        table = table.set_column(table.column_names.index("path"), "path", told)
     ids = pyarrow.repeat(pyarrow.scalar(segment), table.num_rows)
     table = table.add_column(0, "segment_id", ids)
     keys = [(name, "ascending") for name in _ORDER if name in table.column_names]
