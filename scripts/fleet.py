@@ -26,6 +26,7 @@ import pyarrow
 from tcpkmon.formats.dataset import QUERIES, Files, Store, add, ask, opened
 from tcpkmon.formats.dataset.adding import USUAL
 
+OF_CONNECTIONS = ("intervals", "requests")
 DAYS = ("2026-11-15", "2026-11-22")
 DOCS = Path(__file__).parent.parent / "docs" / "fleet.md"
 BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
@@ -49,33 +50,30 @@ class Templates:
             if parts := store.parts(f"table={name}"):
                 self.tables[name] = pyarrow.concat_tables([store.read(one) for one in parts])
                 self.about = store.about(parts[0])
-        real, of = self.tables["connections"], self.tables["intervals"]
-        self.count = real.num_rows
-        keys = [f"{segment}:{number}" for segment, number in
-                zip(real["segment_id"].to_pylist(), real["conn_id"].to_pylist(), strict=True)]
-        place = {key: at for at, key in enumerate(keys)}
-        owner = np.array([place[f"{segment}:{number}"] for segment, number in
-                          zip(of["segment_id"].to_pylist(), of["conn_id"].to_pylist(),
-                              strict=True)])  # fmt: skip
-        order = np.argsort(owner, kind="stable")
-        self._first = np.searchsorted(owner[order], np.arange(self.count + 1))
-        self._rows = order
+        self.count = self.tables["connections"].num_rows
+        place = {key: at for at, key in enumerate(_keys(self.tables["connections"]))}
+        self._of: dict[str, tuple[Any, Any]] = {}
+        """By table of connections' rows: the first row of each connection, and their order."""
+        for name in OF_CONNECTIONS:
+            if name in self.tables:
+                owner = np.array([place[key] for key in _keys(self.tables[name])])
+                order = np.argsort(owner, kind="stable")
+                self._of[name] = np.searchsorted(owner[order], np.arange(self.count + 1)), order
 
     def host(self, count: int, segment: str, rng: Any) -> dict[str, Any]:
         """The tables of a segment with so many connections."""
         drawn = rng.integers(0, self.count, count)
-        sizes = self._first[drawn + 1] - self._first[drawn]
-        starts = np.repeat(self._first[drawn] - np.cumsum(sizes) + sizes, sizes)
-        rows = self._rows[starts + np.arange(sizes.sum())]
         factor, shift = rng.lognormal(0, _SPREAD, count), rng.integers(0, 86_400 * 10**9, count)
-        own = np.repeat(np.arange(count), sizes)
         found = {
             "connections": _varied(self.tables["connections"].take(drawn), np.arange(count) + 1,
                                    factor, shift),
-            "intervals": _varied(self.tables["intervals"].take(rows), own + 1, factor[own],
-                                 shift[own]),
             "ledger": self.tables["ledger"], "settings": self.tables["settings"].slice(0, 1),
         }  # fmt: skip
+        for name, (first, order) in self._of.items():
+            sizes = first[drawn + 1] - first[drawn]
+            starts = np.repeat(first[drawn] - np.cumsum(sizes) + sizes, sizes)
+            rows, own = order[starts + np.arange(sizes.sum())], np.repeat(np.arange(count), sizes)
+            found[name] = _varied(self.tables[name].take(rows), own + 1, factor[own], shift[own])
         ends = found["connections"]
         hosts = rng.integers(0, 1 << 24, count)
         for name, values in (
@@ -86,6 +84,12 @@ class Templates:
         found["connections"] = ends
         return {name: _with(table, "segment_id", pyarrow.repeat(segment, table.num_rows))
                 for name, table in found.items()}  # fmt: skip
+
+
+def _keys(table: Any) -> list[str]:
+    """The connection of each row."""
+    both = zip(table["segment_id"].to_pylist(), table["conn_id"].to_pylist(), strict=True)
+    return [f"{segment}:{number}" for segment, number in both]
 
 
 def _with(table: Any, name: str, values: Any) -> Any:
@@ -101,7 +105,10 @@ def _varied(table: Any, numbers: Any, factor: Any, shift: Any) -> Any:
             table = _with(table, name, pyarrow.array(numbers))
         elif name in ("start_ns", "end_ns"):
             table = _with(table, name, pyarrow.array(table[name].to_numpy() + shift))
-        elif name.startswith(("bytes_", "us_")) or name.endswith("_us"):
+        elif name == "start":
+            moved = table[name].cast(pyarrow.int64()).to_numpy() + shift // 1000
+            table = _with(table, name, pyarrow.array(moved).cast(kind))
+        elif name.startswith(("bytes_", "us_")) or name.endswith(("_us", "_ns", "_bytes")):
             column = table[name].combine_chunks()
             values = column.fill_null(0).to_numpy(zero_copy_only=False) * factor
             kept = column.is_null().to_numpy(zero_copy_only=False)
@@ -140,6 +147,8 @@ def measure(
     with opened("duckdb") as engine:
         ask(store, "unproven", engine)  # what is loaded once
         for name in QUERIES:
+            if name in OF_CONNECTIONS and name not in made.tables:
+                continue
             files, read = Files(store, engine), _read_bytes()
             begin, cpu = time.perf_counter(), time.process_time()
             ask(store, name, engine, connection=f"00000000{DAYS[0].replace('-', '')}:7",

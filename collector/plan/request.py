@@ -243,6 +243,8 @@ def check_request(request: Request) -> None:
             raise UsageError(what, f"leave it out for {request.format.title}")
         if request.rotation.archive == "parquet" and request.file_format != "psc":
             raise UsageError("--archive parquet is for PSC files", "--archive zst")
+        if request.rotation.dataset and request.file_format != "psc":
+            raise UsageError("--dataset is for PSC files", "leave it out, or --format psc")
     if request.recorder is not None:
         if request.rotation is not None:
             raise UsageError("--record-last writes a file for each dump: it does not rotate")

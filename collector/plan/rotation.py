@@ -9,7 +9,17 @@ import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from tcpkmon.collector.plan.options import SIZE, TIME, Kind, Option, choice, command, number, option
+from tcpkmon.collector.plan.options import (
+    PATH,
+    SIZE,
+    TIME,
+    Kind,
+    Option,
+    choice,
+    command,
+    number,
+    option,
+)
 from tcpkmon.collector.plan.quantities import parse_duration, parse_size
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.installing import how_to_install
@@ -40,7 +50,8 @@ class Rotation:
     size_bytes, every_s: a file ends when it has this size, or this age, whichever is first.
     keep_*: sealed files are deleted, the oldest first, while there are more than keep_files, they
     have more than keep_bytes, their disk has less than keep_free_bytes free, or they are older than
-    keep_s. on_rotate: a command, which gets each sealed file as its last argument.
+    keep_s. on_rotate: a command, which gets each sealed file as its last argument. dataset: the
+    folder that the tables of each are added to.
     """
 
     # fmt: off
@@ -69,6 +80,9 @@ class Rotation:
     archive: str = option(
         "--archive parquet|zst", choice(*ARCHIVES, checked=False),
         "Turn each finished file into Parquet, or compress it.", True, default="")
+    dataset: str = option(
+        "--dataset DIR", PATH, "Add the tables of each finished file to the dataset in this "
+        "folder, as its owner.", True, default="")
     # fmt: on
 
     @property
@@ -92,7 +106,8 @@ class Rotation:
             raise UsageError("--keep-files: less than 1", "write 10")
         if self.archive and self.archive not in ARCHIVES:
             raise UsageError(f"--archive: {self.archive!r} is none of {', '.join(ARCHIVES)}")
-        if self.archive and find_spec("pyarrow") is None:
-            raise UsageError("--archive needs pyarrow", how_to_install("pyarrow"))
+        for name, given in (("--archive", self.archive), ("--dataset", self.dataset)):
+            if given and find_spec("pyarrow") is None:
+                raise UsageError(f"{name} needs pyarrow", how_to_install("pyarrow"))
         if self.on_rotate and shutil.which(self.on_rotate[0]) is None:
             raise UsageError(f"--on-rotate: there is no command {self.on_rotate[0]}")

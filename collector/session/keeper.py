@@ -2,6 +2,7 @@
 """What is done with a capture's sealed segments, in processes of their own: no ring waits for it.
 
     writing thread  --name-->  keeper: archives it, deletes what is too old
+                                 --name-->  adder: adds it to a dataset, see dataset.py
                                  --name-->  runner: runs the command of --on-rotate with it
 
 The keeper may write in the folder alone; the runner is the user who called sudo. Each has a guard,
@@ -29,6 +30,7 @@ from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.plan.rotation import Rotation
 from tcpkmon.collector.session.archive import Archive
 from tcpkmon.collector.session.command import Identity, find_caller
+from tcpkmon.collector.session.dataset import Adder
 from tcpkmon.collector.session.retention import Retention
 from tcpkmon.collector.session.stop_signals import Stopping
 from tcpkmon.collector.session.summary import say
@@ -72,7 +74,7 @@ class Keeper(Closing):
         collector = os.pidfd_open(os.getpid())
         waiting, self._names = _pair()
         self._names.setblocking(False)
-        finished = done = None
+        finished = done = offered = None
         if rotation.on_rotate:
             finished, done = _pair()
             done.setblocking(False)
@@ -82,14 +84,32 @@ class Keeper(Closing):
             new = Lasting("the process of --on-rotate", run, become, keep, confine=lambda: None)
             self._processes.append(new)
             finished.close()
-        live = partial(_keep, rotation, folder, waiting, done, collector)
-        keep = {folder, waiting.fileno(), collector} | ({done.fileno()} if done else set())
+        if rotation.dataset:
+            offered = self._start_adder(rotation.dataset, folder, collector)
+        live = partial(_keep, rotation, folder, waiting, done, offered, collector)
+        keep = {one.fileno() for one in (done, offered) if one is not None}
+        keep |= {folder, waiting.fileno(), collector}
         give_up = partial(_give_up, rotation.archive, folder)
         self._processes.append(Lasting("the process that keeps files", live, give_up, keep))
-        for each in (waiting, done):
+        for each in (waiting, done, offered):
             if each is not None:
                 each.close()
         os.close(collector)
+
+    def _start_adder(self, path: str, folder: int, collector: int) -> socket.socket:
+        """Where it gets names. FileError."""
+        adder = Adder(path, folder)
+        names, offered = _pair()
+        offered.setblocking(False)
+        live = partial(adder.live, partial(_next, names, None, collector),
+                       partial(names.recv, _MOST_BYTES), collector)  # fmt: skip
+        keep = {folder, adder.place, names.fileno(), collector}
+        what = "the process that adds to the dataset"
+        new = Lasting(what, live, adder.give_up, keep, adder.begin)
+        self._processes.append(new)
+        names.close()
+        os.close(adder.place)
+        return offered
 
     def sealed(self, name: str, known: FileIdentity | None = None) -> None:
         """A segment has its name now. It returns at once."""
@@ -135,7 +155,7 @@ def keep(
     if rotation is None or segments is None:
         return None
     stack.callback(_tell_unsealed, segments, request.output)
-    if rotation.keeps_all and not rotation.on_rotate and not rotation.archive:
+    if rotation.keeps_all and not (rotation.on_rotate or rotation.archive or rotation.dataset):
         return None
     caller = None if request.as_root else find_caller()
     (folder,) = stream.folders()
@@ -188,21 +208,18 @@ def _give_up(form: str, folder: int) -> None:
 
 def _keep(
     rotation: Rotation, folder: int, waiting: socket.socket, done: socket.socket | None,
-    collector: int, _: int, deaths: int, busy: Callable[[bool], None],
+    offered: socket.socket | None, collector: int, _: int, deaths: int,
+    busy: Callable[[bool], None],
 ) -> None:  # fmt: skip
     archive, retention = Archive(rotation.archive, folder), Retention(rotation, folder)
 
     def take(name: str, known: FileIdentity | None = None, is_new: bool = True) -> str:
         retention.told(name)
+        _give(offered, name, "added to the dataset")
         kept = archive.take(name, known)
         retention.told(kept)
-        if done is not None and (kept != name or is_new):
-            try:
-                done.send(kept.encode())
-            except BlockingIOError:  # it hangs: what is too old is deleted all the same
-                _say(f"{kept} is not given to the command, which has too many to go")
-            except OSError:  # it has ended
-                pass
+        if kept != name or is_new:
+            _give(done, kept, "given to the command")
         retention.apply()
         return kept
 
@@ -230,6 +247,18 @@ def _keep(
             busy(False)
         else:
             retention.apply()
+
+
+def _give(to: socket.socket | None, name: str, what: str) -> None:
+    """Send a name on, if somebody wants it."""
+    if to is None:
+        return
+    try:
+        to.send(name.encode())
+    except BlockingIOError:  # it hangs: what is too old is deleted all the same
+        _say(f"{name} is not {what}: there are too many before it")
+    except OSError:  # it has ended
+        pass
 
 
 def _say(text: str) -> None:

@@ -11,7 +11,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from tcpkmon.collector.writer.output_file import MODE, Owner, give_to, trusted_users
@@ -52,22 +52,25 @@ def swappable(path: str, trusted: Iterable[int] = ()) -> str | None:
         at = os.path.dirname(at)
 
 
-def is_own(found: os.stat_result, folder: os.stat_result) -> bool:
+def is_own(
+    found: os.stat_result, folder: os.stat_result, users: Collection[int] = ()
+) -> bool:
     """Whether tcpkmon may have made a file or folder that is in `folder`.
 
-    Where others may write there, it belongs to this user, or to who called sudo; a file has no
-    other name, and others may not write in a folder.
+    Where others may write there, it belongs to this user, to who called sudo, or to one of `users`;
+    a file has no other name, and others may not write in a folder.
     """
     if not others_may_write(folder):
         return True
-    if found.st_uid not in {os.geteuid(), *trusted_users()}:
+    if found.st_uid not in {os.geteuid(), *trusted_users(), *users}:
         return False
     return not found.st_mode & _OTHERS if stat.S_ISDIR(found.st_mode) else found.st_nlink == 1
 
 
 def open_own(
-    name: str, folder: int, known: Identity | None = None, *, is_folder: bool = False
-) -> int:
+    name: str, folder: int, known: Identity | None = None, *, is_folder: bool = False,
+    users: Collection[int] = (),
+) -> int:  # fmt: skip
     """A descriptor to read a file, or a folder, of a folder (a descriptor). OSError.
 
     known: it is this one. Without that it is one that is_own().
@@ -86,7 +89,7 @@ def open_own(
         elif known is not None:
             if identity(found) != known:
                 why = f"another file has the name {name} now"
-        elif not is_own(found, os.fstat(folder)):
+        elif not is_own(found, os.fstat(folder), users):
             why = f"{name} is another user's, or has another name too, in a folder of others"
         if why:
             raise OSError(errno.EPERM, why)

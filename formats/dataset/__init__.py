@@ -12,7 +12,7 @@ from tcpkmon.formats.dataset.adding import TABLES, USUAL, Added, add
 from tcpkmon.formats.dataset.engines import Files, opened
 from tcpkmon.formats.dataset.keeping import check, compact, drop
 from tcpkmon.formats.dataset.queries import QUERIES, ask, sql_of
-from tcpkmon.formats.dataset.store import Store
+from tcpkmon.formats.dataset.store import Store, StoreError
 
-__all__ = ["QUERIES", "TABLES", "USUAL", "Added", "Files", "Store", "add", "ask", "check",
-           "compact", "drop", "opened", "sql_of"]  # fmt: skip
+__all__ = ["QUERIES", "TABLES", "USUAL", "Added", "Files", "Store", "StoreError", "add", "ask",
+           "check", "compact", "drop", "opened", "sql_of"]  # fmt: skip

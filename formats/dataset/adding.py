@@ -38,20 +38,24 @@ class Added:
     rows: dict[str, int]
 
 
-def add(store: Store, path: Path, tables: Sequence[str] = USUAL) -> Added:
+def add(
+    store: Store, path: str | Path, tables: Sequence[str] = USUAL, name: str = ""
+) -> Added:
     """Add a capture, or a segment of one. The row in `settings` is written last: without it the
-    others are written anew. UsageError, FileError, DamagedError."""
+    others are written anew. name: that of the file, if it is not the path's. UsageError, FileError,
+    DamagedError, StoreError."""
+    path = Path(path)
     opened = Opened.of((path,))
     with opened.reader:
-        about = _about(opened, path)
+        about = _about(opened, path, name or path.name)
         where = f"date={about['date']}/host={quote(about['host'], safe='')}"
-        name = f"{where}/{about['segment_id']}.parquet"
+        key = f"{where}/{about['segment_id']}.parquet"
         if any(part.name == about["segment_id"] or (
                 part.is_merged and about["segment_id"] in store.about(part)["segments"])
                for part in store.parts(f"table=settings/{where}")):
             return Added(about["segment_id"], {})
         views, rows = views_of(opened), {}
-        facts = {key: about[key] for key in ("kernel", "system", "mono_ns", "real_ns")}
+        facts = {one: about[one] for one in ("kernel", "system", "mono_ns", "real_ns")}
         facts["segments"] = [about["segment_id"]]
         for table in tables:
             if table not in views:
@@ -59,15 +63,15 @@ def add(store: Store, path: Path, tables: Sequence[str] = USUAL) -> Added:
             again = Opened.of((path,))
             with again.reader:
                 pieces = list(views[table].tables(again))
-            found = _fit(pieces, views[table].columns, about["segment_id"])
+            found = _fit(pieces, views[table].columns, about["segment_id"], name)
             rows[table] = found.num_rows
-            store.write(f"table={table}/{name}", found, facts)
+            store.write(f"table={table}/{key}", found, facts)
         proof = next(row for one in views["proof"].tables(opened) for row in one.to_pylist())
-        store.write(f"table=settings/{name}", _settings(about, proof, rows), facts)
+        store.write(f"table=settings/{key}", _settings(about, proof, rows), facts)
         return Added(about["segment_id"], rows)
 
 
-def _about(opened: Opened, path: Path) -> dict[str, Any]:
+def _about(opened: Opened, path: Path, name: str) -> dict[str, Any]:
     """What is known of a segment without its records."""
     reader: Any = opened.reader
     try:
@@ -79,7 +83,7 @@ def _about(opened: Opened, path: Path) -> dict[str, Any]:
     clock = reader.clock if isinstance(reader, Capture) else getattr(
         getattr(reader, "format", None), "clock", None)  # fmt: skip
     if clock is None or not 0 <= clock[1] < 1 << 62:
-        raise UsageError(f"{path} does not say at which time of day it was made",
+        raise UsageError(f"{name} does not say at which time of day it was made",
                          "only captures of tcpkmon can be added")  # fmt: skip
     first = path if path.is_file() else min(one for one in path.rglob("*") if one.is_file())
     digest = hashlib.sha256(read_head(first, _HEAD_BYTES)).hexdigest()[:16]
@@ -92,7 +96,7 @@ def _about(opened: Opened, path: Path) -> dict[str, Any]:
         "date": f"{datetime.fromtimestamp(clock[1] / 1e9, timezone.utc):%Y-%m-%d}",
         "host": host if host.isprintable() and len(host) <= 255 else "unknown",
         "boot_id": told.get("boot_id"), "capture_id": capture, "number": number,
-        "file": path.name, "kernel": _kernel(reader),
+        "file": name, "kernel": _kernel(reader),
         "mono_ns": clock[0], "real_ns": clock[1],
         "clock_bound_ns": clock[2] if len(clock) > 2 else None,
         "true_time_bound_ns": true_time_bound_ns(system.get("clock")),
@@ -114,9 +118,9 @@ def _kernel(reader: Any) -> str | None:
     return str(reader.format.header.get("kernel", "")) or None
 
 
-def _fit(pieces: list[Any], columns: Sequence[Any], segment: str) -> Any:
+def _fit(pieces: list[Any], columns: Sequence[Any], segment: str, name: str) -> Any:
     """One table, sorted by connection and time, in types that all engines have: no uint64, and
-    without the column host, which is a partition."""
+    without the column host, which is a partition. name: instead of the file's path, if any."""
     pyarrow = import_pyarrow()
     table = pyarrow.concat_tables([schema_of(columns).empty_table(), *pieces])
     for at, field in enumerate(table.schema):
@@ -128,6 +132,9 @@ def _fit(pieces: list[Any], columns: Sequence[Any], segment: str) -> Any:
         table = table.drop_columns(["host"])
     if "segment" in table.column_names:  # its number: in settings
         table = table.drop_columns(["segment"])
+    if name and "path" in table.column_names:
+        told = pyarrow.repeat(pyarrow.scalar(name), table.num_rows)
+        table = table.set_column(table.column_names.index("path"), "path", told)
     ids = pyarrow.repeat(pyarrow.scalar(segment), table.num_rows)
     table = table.add_column(0, "segment_id", ids)
     keys = [(name, "ascending") for name in _ORDER if name in table.column_names]

@@ -116,6 +116,8 @@ def _spark(master: str) -> Any:
     if master.startswith("local-cluster"):  # workers start what the package has
         os.environ.setdefault("SPARK_HOME", os.path.dirname(pyspark.__file__))
     build = SparkSession.builder.master(master).appName("tcpkmon")
+    if master.startswith("local"):  # one machine: not the 200 parts of each step that Spark makes
+        build = build.config("spark.sql.shuffle.partitions", str(2 * (os.cpu_count() or 1)))
     for name, value in {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.sources.partitionColumnTypeInference.enabled": "false",

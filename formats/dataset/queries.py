@@ -13,6 +13,7 @@ from datetime import date, timedelta
 from typing import Any
 
 from tcpkmon.formats.analysis.why import LIMITS
+from tcpkmon.formats.base.arrow import import_pyarrow
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.dataset.analyses import check, diff, requests
 from tcpkmon.formats.dataset.asked import Asked, connections, quantile, sums, unproven
@@ -34,7 +35,17 @@ def ask(store: Store, name: str, engine: str | Engine = DUCKDB, day: str = "",
     files = files or Files(store, engine)
     asked = _asked(files, name, day, against, connection, that)
     with told(name):
-        return QUERIES[name][1](asked).to_pyarrow()
+        return _in_utc(QUERIES[name][1](asked).to_pyarrow())
+
+
+def _in_utc(answer: Any) -> Any:
+    """Spark's times of day do not say that they are UTC, as its session is."""
+    pyarrow = import_pyarrow()
+    for at, field in enumerate(answer.schema):
+        if pyarrow.types.is_timestamp(field.type):
+            kind = pyarrow.timestamp("us", "UTC")
+            answer = answer.set_column(at, field.with_type(kind), answer[field.name].cast(kind))
+    return answer
 
 
 def sql_of(store: Store, name: str, dialect: str, day: str = "", against: str = "",

@@ -22,6 +22,10 @@ ROW_GROUP = 122_880
 _META = b"tcpkmon"
 
 
+class StoreError(FileError):
+    """The place of a dataset cannot be read or written."""
+
+
 @dataclass(frozen=True)
 class Part:
     """A file of a dataset. key: its path below the dataset."""
@@ -177,4 +181,4 @@ def _told(what: str) -> Iterator[None]:
     except (pyarrow.ArrowInvalid, ValueError) as error:
         raise DamagedError(f"{what}: {' '.join(str(error).split())[:300]}") from error
     except OSError as error:
-        raise FileError(f"{what}: {' '.join(str(error).split())[:300]}") from error
+        raise StoreError(f"{what}: {' '.join(str(error).split())[:300]}") from error

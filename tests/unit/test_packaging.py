@@ -111,7 +111,7 @@ def set_up(clone: Path, *arguments: str) -> list[str]:
 
 
 def test_setup_installs_once(clone: Path) -> None:
-    assert [line.split()[-1] for line in set_up(clone)] == [".[plot,export,anonymise]"]
+    assert [line.split()[-1] for line in set_up(clone)] == [".[plot,export,fleet,anonymise]"]
     assert set_up(clone) == []
 
 
@@ -143,7 +143,7 @@ def test_setup_compiles_again_what_was_cleared_away(clone: Path) -> None:
 def test_setup_for_tests_adds_and_stays(clone: Path) -> None:
     set_up(clone)
     done = set_up(clone, "--tests")
-    assert [line.split()[-1] for line in done] == [".[plot,export,anonymise,dev]"]
+    assert [line.split()[-1] for line in done] == [".[plot,export,fleet,anonymise,dev]"]
     assert set_up(clone) == []
     assert set_up(clone, "--tests") == []
 

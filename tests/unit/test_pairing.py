@@ -51,11 +51,12 @@ def pairing_of(made: Run) -> Pairing:
     return Pairing(pairs, bounds_of(made), None, True, (0, 0), ({}, {}))
 
 
+@pytest.mark.parametrize("reorders", [False, True])
 @pytest.mark.parametrize("full", [True, False])
-def test_the_truth_is_within_the_bounds(full: bool) -> None:
+def test_the_truth_is_within_the_bounds(full: bool, reorders: bool) -> None:
     right, ratios = 0, []
     for seed in range(CASES):
-        case = replace(random_case(seed), full=full)
+        case = replace(random_case(seed), full=full, reorders=reorders)
         made = run(case)
         found, best = bounds_of(made), best_of(made, case)
         at = np.linspace(made.data[0].min(), made.data[1].max(), 50).astype(np.int64)
@@ -64,12 +65,13 @@ def test_the_truth_is_within_the_bounds(full: bool) -> None:
         slow, fast = found.drift
         right += bool(((low <= truth) & (truth <= high)).all() and slow <= case.drift <= fast)
         best_low, best_high = best.bounds(at)
-        if not case.reorders:
-            ratios.append(float(((high - low) / (best_high - best_low)).max()))
+        ratios.append(float(((high - low) / (best_high - best_low)).max()))
     assert right >= 0.99 * CASES
+    told = ", ".join(f"{one:.2f}" for one in np.quantile(ratios, (0.5, 0.9, 0.99, 1)))
+    print(f"{right} of {CASES}; as wide as the best, median, p90, p99, most: {told}")
     if full:
-        # Of a segment that was sent twice nobody can tell which copy arrived: the last percents.
-        assert np.quantile(ratios, 0.98) <= 1.5
+        # Of a segment that was sent twice nobody can tell which copy arrived: the last percent.
+        assert np.mean(np.array(ratios) <= 1.5) >= 0.99
         assert np.median(ratios) <= 1.1
 
 
