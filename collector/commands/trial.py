@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from tcpkmon.collector.capturing import start
 from tcpkmon.collector.lab.copying import PORT, Copy, Ends, Play
 from tcpkmon.collector.lab.link import Link, Way
-from tcpkmon.formats.analysis.diff import Compared, compare
+from tcpkmon.formats.analysis.diff import compare
 from tcpkmon.formats.analysis.trying import (
+    METRICS,
     Fitted,
     Likeness,
+    Outcome,
     Seen,
     Variant,
     fit,
@@ -26,7 +28,7 @@ from tcpkmon.formats.analysis.trying import (
     see,
     values_of,
 )
-from tcpkmon.formats.analysis.trying.settings import CONGESTION, INITCWND, RMEM, WMEM
+from tcpkmon.formats.analysis.trying.settings import CONGESTION, INITCWND, QDISC, RMEM, WMEM
 from tcpkmon.formats.analysis.why import Source, connections
 from tcpkmon.formats.base.errors import DamagedError, UsageError
 
@@ -43,22 +45,6 @@ _COPIED = ("tcp_sack", "tcp_timestamps", "tcp_window_scaling", "tcp_ecn", "tcp_r
 """Of the sender's host, as the capture's header tells them."""
 _SET = (*_COPIED, RMEM)
 _AT_BOTH = ("tcp_sack", "tcp_timestamps", "tcp_window_scaling", "tcp_ecn")
-METRICS = ("duration_us", "goodput_mean", "latency_whole_us", "latency_whole_p95_us",
-           "srtt_p50_us", "srtt_p95_us", "retrans_ratio")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A variant beside the old setting. compared: by metric; plays: of each side."""
-
-    variant: Variant
-    compared: dict[str, Compared]
-    plays: int
-
-    @property
-    def main(self) -> Compared:
-        """The metric that it is meant to improve."""
-        return self.compared[self.variant.main_metric]
 
 
 class Trial:
@@ -130,7 +116,7 @@ class Trial:
         for variant in variants:
             found, _ = compare(sides[None], sides[variant], {variant.main_metric}, metrics=METRICS)
             by_name = {one.metric.name: one for one in found}
-            outcomes.append(Outcome(variant, by_name, rounds))
+            outcomes.append(Outcome(variant, by_name, (rounds, rounds)))
         olds = [one for one, which in zip(values, order, strict=True) if which is None]
         return outcomes, look_alike(values_of(self.seen.connection), olds)
 
@@ -144,12 +130,14 @@ class Trial:
         if self.set_to.window_bytes:
             receiver[RMEM] = _memory(int(self.set_to.window_bytes), 131_072)
         congestion = self.seen.connection.ca_name or told.get(CONGESTION, "")
-        initcwnd = 0
+        initcwnd, qdisc = 0, ""
         for one in variant.settings if variant is not None else ():
             if one.name == INITCWND:
                 initcwnd = int(one.value)
             elif one.name == CONGESTION:
                 congestion = one.value
+            elif one.name == QDISC:
+                qdisc = one.value
             elif one.name == RMEM:
                 receiver[RMEM] = _memory(int(one.value), 131_072)
             else:
@@ -157,7 +145,7 @@ class Trial:
                     else one.value  # fmt: skip
         # A play sets all that another one may have set.
         begun = {name: value for name, value in self._copy.begun.items() if name in _SET}
-        return Ends(begun | sender, begun | receiver, congestion, initcwnd)
+        return Ends(begun | sender, begun | receiver, congestion, initcwnd, qdisc)
 
     def _played(
         self, order: Sequence[Variant | None], with_fit: bool = False

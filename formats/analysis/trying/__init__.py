@@ -2,7 +2,9 @@
 """What `tcpkmon try` makes of a capture: its path, its work, and settings that may be better."""
 
 from tcpkmon.formats.analysis.trying.fitting import Fitted, fit
+from tcpkmon.formats.analysis.trying.halves import Decision, Halves, halve, judge
 from tcpkmon.formats.analysis.trying.likeness import Likeness, look_alike, values_of
+from tcpkmon.formats.analysis.trying.outcome import METRICS, Outcome
 from tcpkmon.formats.analysis.trying.seen import Burst, Seen, see
 from tcpkmon.formats.analysis.trying.settings import (
     Setting,
@@ -13,13 +15,19 @@ from tcpkmon.formats.analysis.trying.settings import (
 )
 
 __all__ = [
+    "METRICS",
     "Burst",
+    "Decision",
     "Fitted",
+    "Halves",
     "Likeness",
+    "Outcome",
     "Seen",
     "Setting",
     "Variant",
     "fit",
+    "halve",
+    "judge",
     "look_alike",
     "parse_variant",
     "propose",
