@@ -208,5 +208,6 @@ def _read(path: Path, decisions: Sequence[Decision], variant: Variant) -> Halves
         if source.reader.lost:
             raise DamagedError(f"{source.reader.lost} records were lost", "the machine is too "
                                "busy: choose fewer connections")  # fmt: skip
-    every = [connection_of(table, at) for at in np.flatnonzero(table["role"] != "existing").tolist()]
+    opened = np.flatnonzero(table["role"] != "existing").tolist()
+    every = [connection_of(table, at) for at in opened]
     return halve(every, decisions, variant.of_receiver)
