@@ -23,9 +23,11 @@ from tcpkmon.formats.analysis.trying import (
     Outcome,
     Seen,
     Variant,
+    approach,
     fit,
     look_alike,
     see,
+    spans,
     values_of,
 )
 from tcpkmon.formats.analysis.trying.settings import CONGESTION, INITCWND, QDISC, RMEM, WMEM
@@ -33,11 +35,9 @@ from tcpkmon.formats.analysis.why import Source, connections
 from tcpkmon.formats.base.errors import DamagedError, UsageError
 
 Say = Callable[[str], None]
-_CORRECTIONS = 4
 _CHECKS = 3
 _MOST_MBIT = 600.0
 """What the small program between the tun devices passes on."""
-_NEAR = 0.04
 _COPIED = ("tcp_sack", "tcp_timestamps", "tcp_window_scaling", "tcp_ecn", "tcp_recovery",
            "tcp_early_retrans", "tcp_slow_start_after_idle", "tcp_notsent_lowat", "tcp_wmem",
            "tcp_no_ssthresh_metrics_save", "tcp_limit_output_bytes", "tcp_min_tso_segs",
@@ -66,6 +66,7 @@ class Trial:
             first = replace(first, rate_mbit=rate_mbit or _MOST_MBIT)
         self.set_to = replace(first, window_bytes=2 * first.window_bytes)
         self._round = 0
+        self._implied: list[Fitted] = []
         mtu = round(seen.connection.mss * seen.overhead)
         self._copy = Copy(link_of(self.set_to), min(max(mtu, 576), 65_000))
         self._folder = tempfile.TemporaryDirectory(prefix="tcpkmon-try-")
@@ -80,23 +81,39 @@ class Trial:
     def correct(self, say: Say) -> None:
         """Play with the old setting, and correct the copy by what it looks like, until it is near
         or four times."""
-        for number in range(1, _CORRECTIONS + 1):
-            say(f"fits the copy, {number} of at most {_CORRECTIONS}")
+
+        def play(path: Fitted) -> Fitted:
+            say("fits the copy")
+            self._change(path)
             (got,) = self._played([None], with_fit=True)[1]
-            if number > 1 and _is_near(self.wanted, got, bool(self.fixed_mbit)):
-                return
-            self.set_to = self.set_to.corrected(self.wanted, got)
-            if self.fixed_mbit:
-                self.set_to = replace(self.set_to, rate_mbit=self.fixed_mbit)
-            fast = min(self.set_to.rate_mbit, _MOST_MBIT)
-            self.set_to = replace(self.set_to, rate_mbit=fast)
-            self._copy.change(link_of(self.set_to))
+            return got
+
+        def allow(path: Fitted) -> Fitted:
+            rate = self.fixed_mbit or min(path.rate_mbit, _MOST_MBIT)
+            return replace(path, rate_mbit=rate)
+
+        fixed = ["rate_mbit"] if self.fixed_mbit else []
+        found, self._implied = approach(self.wanted, self.set_to, play, allow, fixed)
+        self._change(found)
 
     def check(self, say: Say) -> tuple[list[Likeness], list[Fitted]]:
         """Play some more with the old setting: how like the capture they are, and their paths."""
         say(f"plays the old setting {_CHECKS} times")
         values, fits = self._played([None] * _CHECKS, with_fit=True)
+        self._implied += [self.set_to.implied(self.wanted, got) for got in fits]
         return look_alike(values_of(self.seen.connection), values), fits
+
+    @property
+    def spans(self) -> dict[str, tuple[float, float]]:
+        """From what to what the path's values are, by all plays so far."""
+        found = spans(self.wanted, self._implied)
+        if self.fixed_mbit:
+            found.pop("rate_mbit", None)
+        return found
+
+    def _change(self, path: Fitted) -> None:
+        self.set_to = path
+        self._copy.change(link_of(path))
 
     def compare(
         self, variants: Sequence[Variant], rounds: int, say: Say
@@ -194,15 +211,6 @@ def _columns(values: Sequence[dict[str, float]]) -> dict[str, NDArray[Any]]:
 def _memory(most: int, middle: int) -> str:
     """Of tcp_rmem and tcp_wmem."""
     return f"{min(4096, most)} {min(middle, most)} {most}"
-
-
-def _is_near(wanted: Fitted, got: Fitted, is_fixed: bool) -> bool:
-    pairs = [(wanted.rtt_ms, got.rtt_ms), (wanted.window_bytes, got.window_bytes)]
-    if not is_fixed:
-        pairs.append((wanted.rate_mbit, got.rate_mbit))
-    if wanted.overflowed:
-        pairs.append((wanted.queue_bytes, got.queue_bytes))
-    return all(abs(two - one) <= _NEAR * one for one, two in pairs if one)
 
 
 def link_of(path: Fitted) -> Link:

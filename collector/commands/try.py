@@ -116,7 +116,9 @@ def command(
         alike, fits = trial.check(_progress)
         told |= {"set_to": asdict(trial.set_to), "copies": [asdict(one) for one in fits],
                  "likeness": [_row(one) for one in alike]}  # fmt: skip
+        told["spans"] = trial.spans
         tell(_fit_words(path, fits))
+        tell(_span_words(trial.spans))
         bad = _tell_likeness(alike, tell)
         if not bad:
             outcomes, alike = trial.compare(variants, rounds, _progress)
@@ -225,6 +227,20 @@ def _fit_words(path: Fitted, fits: list[Fitted]) -> str:
             parts.append(f"{text} {100 * off:+.1f} %")
     lost = float(np.median([one.loss_percent for one in fits])) - path.loss_percent
     return f"the copy, seen as the capture was: {', '.join(parts)}, loss {lost:+.2f} points"
+
+
+def _span_words(spans: dict[str, tuple[float, float]]) -> str:
+    """The path with its error: what each play of the copy implies."""
+    parts = []
+    for name, text, scale, unit in (
+        ("rate_mbit", "rate", 1, " Mbit/s"), ("rtt_ms", "round trip", 1, " ms"),
+        ("jitter_ms", "jitter", 1, " ms"), ("loss_percent", "loss", 1, " %"),
+        ("queue_bytes", "queue", 1e-3, " kB"), ("window_bytes", "window", 1e-3, " kB"),
+    ):  # fmt: skip
+        if name in spans:
+            low, high = (f"{scale * value:.3g}" for value in spans[name])
+            parts.append(f"{text} {low}{'' if low == high else f' to {high}'}{unit}")
+    return f"so the path, by all its plays: {', '.join(parts)}"
 
 
 def _tell_likeness(alike: list[Likeness], tell: Any, again: bool = False) -> str:

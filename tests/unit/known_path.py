@@ -1,134 +1,128 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a sender's capture shows of a path that is known: a transfer is simulated, packet by packet.
 
-The sender is reno with SACK; each segment is acknowledged. The path is as collector/lab/link.c has
-it: a queue at its rate, then a delay and a jitter in order, then the delay back; losses at random
-are before the queue.
+The sender is reno with SACK and RACK; each segment is acknowledged. The path is as
+collector/lab/link.c has it: losses at random, a queue at its rate, a delay and a jitter in order,
+and the delay back.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from dataclasses import dataclass, field
+from collections import deque
 
 import numpy as np
 
-from tcpkmon.formats.analysis.trying import Burst, Fitted, Seen
+from tcpkmon.collector.lab.link import Way
+from tcpkmon.formats.analysis.trying import Burst, Seen
 from tcpkmon.formats.analysis.why import Connection
 
 MSS, PACKET = 1448, 1500
-_RTO_S, _DUPLICATES = 0.3, 3
+_RTO_S = 0.3
 
 
-@dataclass
 class _Path:
-    """What it does to a packet."""
+    """Both ways have the delay."""
 
-    path: Fitted
-    chance: random.Random
-    free_s: float = 0.0
-    last_s: float = 0.0
+    def __init__(self, way: Way, seed: int) -> None:
+        self._way, self._chance = way, random.Random(seed)
+        self._free_s = self._last_s = 0.0
 
     def pass_on(self, now_s: float) -> float | None:
-        """When its ACK comes; None: it is lost."""
-        rate, delay_s = self.path.rate_mbit * 1e6 / 8, self.path.rtt_ms / 2000
-        if self.chance.random() * 100 < self.path.loss_percent:
+        """When a packet's ACK comes; None: it is lost."""
+        way, rate = self._way, self._way.rate_mbit * 1e6 / 8
+        if self._chance.random() * 100 < way.loss_percent:
             return None
-        if max(self.free_s - now_s, 0) * rate + PACKET > self.path.queue_bytes:
+        if max(self._free_s - now_s, 0) * rate + PACKET > way.queue_bytes:
             return None
-        self.free_s = max(self.free_s, now_s) + PACKET / rate
-        arrives = self.free_s + delay_s + self.chance.random() * self.path.jitter_ms / 1000
-        self.last_s = max(self.last_s, arrives)
-        return self.last_s + delay_s
+        self._free_s = max(self._free_s, now_s) + PACKET / rate
+        delay_s = (way.delay_ms + self._chance.random() * way.jitter_ms) / 1000
+        self._last_s = max(self._last_s, self._free_s + delay_s)
+        return self._last_s + way.delay_ms / 1000
 
 
-@dataclass
 class _Sender:
-    """Its windows are in segments."""
+    """cwnd, ssthresh, window: in segments. Segments have numbers, packets too."""
 
-    window: float
-    cwnd: float = 10.0
-    ssthresh: float = 1e9
-    sent_s: dict[int, float] = field(default_factory=dict)
-    again: set[int] = field(default_factory=set)
-    acked: set[int] = field(default_factory=set)
-    una: int = 0
-    until: int = -1
+    def __init__(self, way: Way, total: int, window: float, seed: int) -> None:
+        self._path, self._total, self._window = _Path(way, seed), total, window
+        self.now_s, self.cwnd, self.ssthresh = 0.0, 10.0, 1e9
+        self.sent = self.una = self._next = self._until = 0
+        self._acks: list[tuple[float, int, int, float]] = []
+        self._flying: deque[tuple[int, int]] = deque()
+        self._lost: deque[int] = deque()
+        self._again: set[int] = set()
+        self._acked: set[int] = set()
+        self.times: list[int] = []
+        self.trips: list[int] = []
+        self.losses: list[list[int]] = []
 
-    @property
-    def in_recovery(self) -> bool:
-        return self.una < self.until
+    def _send(self, one: int) -> None:
+        self.sent += 1
+        self._flying.append((self.sent, one))
+        if (back := self._path.pass_on(self.now_s)) is not None:
+            heapq.heappush(self._acks, (back, self.sent, one, self.now_s))
 
-    def shrink(self) -> None:
+    def _send_some(self) -> None:
+        while len(self._flying) < self.cwnd:
+            if self._lost:
+                one = self._lost.popleft()
+                self._again.add(one)
+                self.losses[-1][1] += 1
+                self._send(one)
+            elif self._next < min(self._total, self.una + self._window):
+                self._send(self._next)
+                self._next += 1
+            else:
+                break
+
+    def _reduce(self, cwnd: float) -> None:
         self.ssthresh = max(self.cwnd / 2, 2)
-        self.cwnd, self.until = self.ssthresh, len(self.sent_s)
+        self.cwnd, self._until = cwnd or self.ssthresh, self._next
+        self.losses.append([max(len(self.times) - 1, 0), 0])
 
-    def grow(self) -> None:
-        self.cwnd += 1 if self.cwnd < self.ssthresh else 1 / self.cwnd
+    def run(self) -> None:
+        """Until all is acknowledged."""
+        while len(self._acked) < self._total:
+            self._send_some()
+            if not self._acks:
+                self.now_s += _RTO_S
+                self._lost.extend(one for _, one in self._flying)
+                self._flying.clear()
+                self._reduce(1)
+                continue
+            self.now_s, number, one, sent_s = heapq.heappop(self._acks)
+            before, calm = self.una, self.una >= self._until
+            # In a path that keeps the order, what was sent before this and did not come is lost.
+            while self._flying and self._flying[0][0] <= number:
+                other = self._flying.popleft()[1]
+                if other != one:
+                    self._lost.append(other)
+            self._acked.add(one)
+            while self.una in self._acked:
+                self.una += 1
+            if self._lost and calm:
+                self._reduce(0)
+                calm = False
+            if calm or self.cwnd < self.ssthresh:
+                self.cwnd += 1 if self.cwnd < self.ssthresh else 1 / self.cwnd
+            fresh = self.una > before and calm and one not in self._again
+            self.times.append(round(self.now_s * 1e6))
+            self.trips.append(round((self.now_s - sent_s) * 1e6) if fresh else -1)
 
 
-def simulate(path: Fitted, segments: int, seed: int) -> Seen:
-    """A transfer of so many full segments. path.window_bytes: the receiver's, 0: no bound."""
-    wire = _Path(path, random.Random(seed))
-    window = path.window_bytes // MSS if path.window_bytes else 1e9
-    sender = _Sender(window)
-    acks: list[tuple[float, int]] = []
-    times, delivered, trips, losses = [], [], [], []
-    now, sent, count = 0.0, 0, 0
-    highest = -1
-
-    def send(one: int) -> None:
-        nonlocal sent
-        sent += 1
-        sender.sent_s[one] = now
-        if (back := wire.pass_on(now)) is not None:
-            heapq.heappush(acks, (back, one))
-
-    while len(sender.acked) < segments:
-        flying = len(sender.sent_s) - len(sender.acked)
-        lost = [one for one in range(sender.una, highest - _DUPLICATES + 1)
-                if one not in sender.acked and one not in sender.again]  # fmt: skip
-        if lost and not sender.in_recovery:
-            sender.shrink()
-            losses.append([len(times) - 1, 0])
-        for one in lost:
-            sender.again.add(one)
-            losses[-1][1] += 1
-            send(one)
-        while flying < min(sender.cwnd, sender.window) and len(sender.sent_s) < segments:
-            send(len(sender.sent_s))
-            flying += 1
-        if not acks or acks[0][0] > now + 4 * path.rtt_ms / 1000 + _RTO_S:
-            now += _RTO_S
-            sender.shrink()
-            losses.append([max(len(times) - 1, 0), 1])
-            sender.again.add(sender.una)
-            send(sender.una)
-            continue
-        now, one = heapq.heappop(acks)
-        if one in sender.acked:
-            continue
-        was, calm = sender.una, not sender.in_recovery
-        sender.acked.add(one)
-        highest = max(highest, one)
-        while sender.una in sender.acked:
-            sender.una += 1
-        count += MSS
-        fresh = sender.una > was and calm and one not in sender.again
-        times.append(round(now * 1e6))
-        delivered.append(count)
-        trips.append(round((now - sender.sent_s[one]) * 1e6) if fresh else -1)
-        if not sender.in_recovery:
-            sender.grow()
-    limit = "rwnd" if path.window_bytes else "cwnd"
+def simulate(way: Way, segments: int, seed: int, window_bytes: float = 0) -> Seen:
+    """A transfer of so many full segments. window_bytes: the receiver's; 0: no bound."""
+    sender = _Sender(way, segments, window_bytes // MSS or 1e9, seed)
+    sender.run()
+    whole_ns = int(sender.now_s * 1e9)
     one = Connection(
-        1, mss=MSS, bytes_sent=sent * MSS, bytes_acked=segments * MSS,
-        snd_wnd_max=int(path.window_bytes), end_ns=int(now * 1e9),
-        limit_ns={limit: int(now * 1e9)}, raddr="10.0.0.1",
-        min_rtt_us=min(trip for trip in trips if trip >= 0),
+        1, mss=MSS, bytes_sent=sender.sent * MSS, bytes_acked=segments * MSS, end_ns=whole_ns,
+        snd_wnd_max=int(window_bytes), limit_ns={"rwnd" if window_bytes else "cwnd": whole_ns},
+        raddr="10.0.0.1", min_rtt_us=min(trip for trip in sender.trips if trip >= 0),
     )  # fmt: skip
-    return Seen(
-        one, np.array(times), np.array(delivered), np.array(trips),
-        np.array(losses, np.int64).reshape(-1, 2), (Burst(0.0, segments * MSS),), True, {},
-    )  # fmt: skip
+    delivered = MSS * np.arange(1, segments + 1)
+    losses = np.array(sender.losses, np.int64).reshape(-1, 2)
+    return Seen(one, np.array(sender.times), delivered, np.array(sender.trips), losses,
+                (Burst(0.0, segments * MSS),), True, {})  # fmt: skip

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `tcpkmon try` makes of a capture: its path, its work, and settings that may be better."""
 
-from tcpkmon.formats.analysis.trying.fitting import Fitted, fit
+from tcpkmon.formats.analysis.trying.fitting import Fitted, approach, fit, spans
 from tcpkmon.formats.analysis.trying.halves import Decision, Halves, halve, judge
 from tcpkmon.formats.analysis.trying.likeness import Likeness, look_alike, values_of
 from tcpkmon.formats.analysis.trying.outcome import METRICS, Outcome
@@ -25,6 +25,7 @@ __all__ = [
     "Seen",
     "Setting",
     "Variant",
+    "approach",
     "fit",
     "halve",
     "judge",
@@ -32,6 +33,7 @@ __all__ = [
     "parse_variant",
     "propose",
     "see",
+    "spans",
     "values_of",
     "what_to_write",
 ]
