@@ -78,6 +78,11 @@ class Trial:
         self._copy.close()
         self._folder.cleanup()
 
+    def accept(self, variants: Sequence[Variant]) -> None:
+        """UsageError for what this kernel refuses, before anything is played."""
+        for variant in [*variants, None]:
+            self._copy.set(self.ends(variant))
+
     def correct(self, say: Say) -> None:
         """Play with the old setting, and correct the copy by what it looks like, until it is near
         or four times."""

@@ -112,6 +112,7 @@ def command(
             click.echo(json.dumps(told, indent=2))
         return 0
     with Trial(seen, rate or 0.0) as trial:
+        trial.accept(variants)
         trial.correct(_progress)
         alike, fits = trial.check(_progress)
         told |= {"set_to": asdict(trial.set_to), "copies": [asdict(one) for one in fits],

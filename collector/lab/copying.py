@@ -85,11 +85,8 @@ class Copy(Closing):
         self._lab.wire.change(0, link.there)
         self._lab.wire.change(1, link.back)
 
-    def play(self, bursts: Sequence[tuple[float, int]], ends: Ends) -> Play:
-        """Send bursts, each after a pause [s] since all before was acknowledged. bytes > 0.
-
-        UsageError: a setting that this kernel refuses. TcpkmonError: it does not end.
-        """
+    def set(self, ends: Ends) -> None:
+        """From the next play on. UsageError: what this kernel refuses."""
         lab = self._lab
         lab.a.set_sysctls(_ipv4(ends.sender))
         lab.b.set_sysctls(_ipv4(ends.receiver))
@@ -100,6 +97,14 @@ class Copy(Closing):
         if ends.congestion and not lab.a.run(partial(can_use_congestion, ends.congestion)):
             raise UsageError(f"this kernel has no congestion control {ends.congestion}",
                              "modprobe tcp_NAME, where it is a module")  # fmt: skip
+
+    def play(self, bursts: Sequence[tuple[float, int]], ends: Ends) -> Play:
+        """Send bursts, each after a pause [s] since all before was acknowledged. bytes > 0.
+
+        UsageError: a setting that this kernel refuses. TcpkmonError: it does not end.
+        """
+        lab = self._lab
+        self.set(ends)
         option = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, ends.congestion.encode())
         with listening(lab.b, lab.b.address4, PORT) as listener:
             pair = join(lab.a, listener, lab.b.address4, [option] if ends.congestion else [])
