@@ -31,7 +31,7 @@ from tcpkmon.formats.analysis.trying import (
     values_of,
 )
 from tcpkmon.formats.analysis.trying.settings import CONGESTION, INITCWND, QDISC, RMEM, WMEM
-from tcpkmon.formats.analysis.why import Source, connections
+from tcpkmon.formats.analysis.why import Source, connection_of, connections
 from tcpkmon.formats.base.errors import DamagedError, UsageError
 
 Say = Callable[[str], None]
@@ -130,8 +130,14 @@ class Trial:
             order += all_of_them[:: 1 if number % 2 else -1]
         say(f"plays {len(order)} transfers in turn, old and new")
         values, _ = self._played(order)
+        # When the sender closed, a capture does not tell when all had arrived: the play does.
+        nbytes = sum(burst.nbytes for burst in self.seen.bursts)
+        measured = [
+            one | {"duration_us": one["busy_us"], "goodput_mean": 1e6 * nbytes / one["busy_us"]}
+            for one in values
+        ]
         sides = {
-            at: _columns([one for one, which in zip(values, order, strict=True) if which is at])
+            at: _columns([one for one, which in zip(measured, order, strict=True) if which is at])
             for at in [None, *variants]
         }
         outcomes = []
@@ -194,17 +200,17 @@ def _read(
             raise DamagedError(f"{source.reader.lost} records of the copy's capture were lost",
                                "the machine is too busy: try again")  # fmt: skip
     order = np.argsort(table["start_ns"], kind="stable")
-    ids = [int(table["conn_id"][at]) for at in order if table["rport"][at] == PORT]
+    ours = [connection_of(table, at) for at in order.tolist() if table["rport"][at] == PORT]
     values, fits = [], []
-    for conn_id, play in zip(ids, plays, strict=True):
-        with Source(path) as source:
-            seen = see(source, conn_id, 1e6)
-        values.append(values_of(seen.connection) | {
+    for one, play in zip(ours, plays, strict=True):
+        values.append(values_of(one) | {
+            "busy_us": play.busy_us,
             "latency_whole_us": float(np.mean(play.latency_us)),
             "latency_whole_p95_us": float(np.quantile(play.latency_us, 0.95)),
         })  # fmt: skip
         if with_fit:
-            fits.append(fit(seen))
+            with Source(path) as source:
+                fits.append(fit(see(source, one.conn_id, 1e6)))
     return values, fits
 
 

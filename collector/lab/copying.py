@@ -47,10 +47,12 @@ class Ends:
 
 @dataclass(frozen=True)
 class Play:
-    """port: the sender's. latency_us: (n,) from when a piece was written until it was read."""
+    """port: the sender's. latency_us: (n,) from when a piece was written until it was read.
+    busy_us: of all bursts, from the first write until all was read; without the pauses."""
 
     port: int
     latency_us: NDArray[Any]
+    busy_us: float
 
 
 class Copy(Closing):
@@ -112,7 +114,7 @@ class Copy(Closing):
         reader = _Reader(pair.server, sum(nbytes for _, nbytes in bursts))
         reader.start()
         try:
-            written = _send(pair, reader, bursts)
+            written, began = _send(pair, reader, bursts)
         finally:
             with suppress(OSError):
                 pair.client.shutdown(socket.SHUT_RDWR)
@@ -120,7 +122,9 @@ class Copy(Closing):
             pair.close()
         arrived = np.array(reader.seen, np.float64).reshape(-1, 2)
         at = np.searchsorted(arrived[:, 0], written[:, 0])
-        return Play(port, 1e6 * (arrived[at, 1] - written[:, 1]))
+        whole = np.searchsorted(arrived[:, 0], np.cumsum([nbytes for _, nbytes in bursts]))
+        busy_s = float((arrived[whole, 1] - began).sum())
+        return Play(port, 1e6 * (arrived[at, 1] - written[:, 1]), 1e6 * busy_s)
 
 
 class _Reader(threading.Thread):
@@ -143,12 +147,16 @@ class _Reader(threading.Thread):
                 self.seen.append((count, time.monotonic()))
 
 
-def _send(pair: Pair, reader: _Reader, bursts: Sequence[tuple[float, int]]) -> NDArray[Any]:
-    """(n, 2) of each piece: where it ends, and when it was written."""
+def _send(
+    pair: Pair, reader: _Reader, bursts: Sequence[tuple[float, int]]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(n, 2) of each piece: where it ends, and when it was written; and when each burst began."""
     end, block = 0, bytes(_CHUNK)
     written: list[tuple[float, float]] = []
+    began: list[float] = []
     for number, (pause_s, nbytes) in enumerate(bursts, 1):
         time.sleep(pause_s)
+        began.append(time.monotonic())
         left = nbytes
         while left:
             sent = pair.client.send(memoryview(block)[: min(left, _CHUNK)])
@@ -162,7 +170,7 @@ def _send(pair: Pair, reader: _Reader, bursts: Sequence[tuple[float, int]]) -> N
                 raise TcpkmonError("the copy's transfer did not end", "try a shorter part of it: "
                                    "--seconds 3")  # fmt: skip
             time.sleep(0.001)
-    return np.array(written)
+    return np.array(written), np.array(began)
 
 
 def _ipv4(settings: Mapping[str, str]) -> dict[str, str]:
