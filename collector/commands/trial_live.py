@@ -26,7 +26,16 @@ from tcpkmon.collector.loader.halving import Halves as Program
 from tcpkmon.collector.plan import filters
 from tcpkmon.collector.plan.cgroups import Cgroup, find_cgroup, walk_cgroups
 from tcpkmon.collector.plan.quantities import parse_duration
-from tcpkmon.formats.analysis.trying import Decision, Halves, Outcome, Variant, halve, judge
+from tcpkmon.formats.analysis.trying import (
+    Decision,
+    Halves,
+    Outcome,
+    Variant,
+    acknowledged,
+    halve,
+    judge,
+    with_last_data,
+)
 from tcpkmon.formats.analysis.trying.settings import (
     CLAMP,
     CONGESTION,
@@ -134,7 +143,7 @@ def try_live(variant: Variant, chosen: Chosen, say: Say) -> Found:
         path = Path(folder) / "live.pm"
         with (
             # detached: it goes on when Ctrl-C ends the trial.
-            start(["tcp"], path, duration_s=chosen.seconds + _KILLED_S, detached=True,
+            start(["tcp"], path, duration_s=chosen.seconds + _KILLED_S, detached=True, buffer_mb=32,
                   options=["--quiet", "--format", "psc", *wanted]),
             Program(group.path, chosen.ports or range(1, 65536), options) as program,
         ):  # fmt: skip
@@ -208,6 +217,11 @@ def _read(path: Path, decisions: Sequence[Decision], variant: Variant) -> Halves
         if source.reader.lost:
             raise DamagedError(f"{source.reader.lost} records were lost", "the machine is too "
                                "busy: choose fewer connections")  # fmt: skip
+    with Source(path) as source:
+        acked = acknowledged(source)
     opened = np.flatnonzero(table["role"] != "existing").tolist()
-    every = [connection_of(table, at) for at in opened]
+    every = [
+        with_last_data(one, acked.get(one.conn_id))
+        for one in (connection_of(table, at) for at in opened)
+    ]
     return halve(every, decisions, variant.of_receiver)

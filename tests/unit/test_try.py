@@ -16,7 +16,9 @@ from tcpkmon.formats.analysis.trying import (
     judge,
     look_alike,
     parse_variant,
+    values_of,
     what_to_write,
+    with_last_data,
 )
 from tcpkmon.formats.analysis.trying.seen import Burst, _bursts
 from tcpkmon.formats.analysis.why import Connection, tally
@@ -124,6 +126,16 @@ def test_the_halves_of_a_live_trial_are_told_by_ends_and_time() -> None:
     outcome = judge(found, parse_variant("initcwnd=2", live=True))
     assert outcome.main.a is not None and outcome.main.a.n == 1 and outcome.counts == (2, 1)
     assert outcome.judgement.endswith("are too few to tell: --for")
+
+
+def test_the_last_data_counts_and_the_wait_for_the_peers_end_does_not() -> None:
+    """It closes at 3 ms, its FIN is acknowledged at 43, and the peer's comes at 90."""
+    one = Connection(1, bytes_acked=1000, end_reason="closed", end_ns=90_000_000,
+                     limit_ns={"cwnd": 3_000_000, "closing": 87_000_000})  # fmt: skip
+    whole = with_last_data(one, 43_000_000)
+    assert values_of(whole)["duration_us"] == 43_000
+    assert values_of(with_last_data(one, None))["duration_us"] == 3_000
+    assert with_last_data(one, 2_000_000).limit_ns["closing"] == 87_000_000
 
 
 def test_a_live_trial_is_judged_by_durations() -> None:
