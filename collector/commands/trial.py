@@ -90,7 +90,7 @@ class Trial:
         def play(path: Fitted) -> Fitted:
             say("fits the copy")
             self._change(path)
-            (got,) = self._played([None], with_fit=True)[1]
+            got: Fitted = self._played([None], with_fit=True)[1][0]
             return got
 
         def allow(path: Fitted) -> Fitted:

@@ -96,7 +96,7 @@ def _by_chance(values: Sequence[float]) -> float:
     if count < 2:
         return 0.0
     often = float(scipy_stats().t.ppf(0.975, count - 1))
-    return often * float(np.std(values, ddof=1)) * (1 + 1 / count) ** 0.5
+    return often * float(np.std(values, ddof=1)) * float(np.sqrt(1 + 1 / count))
 
 
 def _shares(values: Mapping[str, float]) -> dict[str, float]:
