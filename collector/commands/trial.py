@@ -23,12 +23,14 @@ from tcpkmon.formats.analysis.trying import (
     Outcome,
     Seen,
     Variant,
+    acknowledged,
     approach,
     fit,
     look_alike,
     see,
     spans,
     values_of,
+    with_last_data,
 )
 from tcpkmon.formats.analysis.trying.settings import CONGESTION, INITCWND, QDISC, RMEM, WMEM
 from tcpkmon.formats.analysis.why import Source, connection_of, connections
@@ -130,14 +132,8 @@ class Trial:
             order += all_of_them[:: 1 if number % 2 else -1]
         say(f"plays {len(order)} transfers in turn, old and new")
         values, _ = self._played(order)
-        # When the sender closed, a capture does not tell when all had arrived: the play does.
-        nbytes = sum(burst.nbytes for burst in self.seen.bursts)
-        measured = [
-            one | {"duration_us": one["busy_us"], "goodput_mean": 1e6 * nbytes / one["busy_us"]}
-            for one in values
-        ]
         sides = {
-            at: _columns([one for one, which in zip(measured, order, strict=True) if which is at])
+            at: _columns([one for one, which in zip(values, order, strict=True) if which is at])
             for at in [None, *variants]
         }
         outcomes = []
@@ -201,10 +197,10 @@ def _read(
                                "the machine is too busy: try again")  # fmt: skip
     order = np.argsort(table["start_ns"], kind="stable")
     ours = [connection_of(table, at) for at in order.tolist() if table["rport"][at] == PORT]
+    acked = acknowledged_in(path)
     values, fits = [], []
     for one, play in zip(ours, plays, strict=True):
-        values.append(values_of(one) | {
-            "busy_us": play.busy_us,
+        values.append(values_of(with_last_data(one, acked.get(one.conn_id))) | {
             "latency_whole_us": float(np.mean(play.latency_us)),
             "latency_whole_p95_us": float(np.quantile(play.latency_us, 0.95)),
         })  # fmt: skip
@@ -212,6 +208,15 @@ def _read(
             with Source(path) as source:
                 fits.append(fit(see(source, one.conn_id, 1e6)))
     return values, fits
+
+
+def acknowledged_in(path: Path) -> dict[int, int]:
+    """When all data of a connection that closed was acknowledged [ns], by conn_id."""
+    found: dict[int, int] = {}
+    with Source(path) as source:
+        for piece in source.read():
+            found = acknowledged(piece) | found
+    return found
 
 
 def _columns(values: Sequence[dict[str, float]]) -> dict[str, NDArray[Any]]:

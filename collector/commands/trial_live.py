@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.collector.capturing import start
+from tcpkmon.collector.commands.trial import acknowledged_in
 from tcpkmon.collector.loader.halving import MOST_CHOSEN, SocketOption, address_of, refusal
 from tcpkmon.collector.loader.halving import Halves as Program
 from tcpkmon.collector.plan import filters
@@ -31,7 +32,6 @@ from tcpkmon.formats.analysis.trying import (
     Halves,
     Outcome,
     Variant,
-    acknowledged,
     halve,
     judge,
     with_last_data,
@@ -217,8 +217,7 @@ def _read(path: Path, decisions: Sequence[Decision], variant: Variant) -> Halves
         if source.reader.lost:
             raise DamagedError(f"{source.reader.lost} records were lost", "the machine is too "
                                "busy: choose fewer connections")  # fmt: skip
-    with Source(path) as source:
-        acked = acknowledged(source)
+    acked = acknowledged_in(path)
     opened = np.flatnonzero(table["role"] != "existing").tolist()
     every = [
         with_last_data(one, acked.get(one.conn_id))

@@ -47,12 +47,10 @@ class Ends:
 
 @dataclass(frozen=True)
 class Play:
-    """port: the sender's. latency_us: (n,) from when a piece was written until it was read.
-    busy_us: of all bursts, from the first write until all was read; without the pauses."""
+    """port: the sender's. latency_us: (n,) from when a piece was written until it was read."""
 
     port: int
     latency_us: NDArray[Any]
-    busy_us: float
 
 
 class Copy(Closing):
@@ -114,7 +112,7 @@ class Copy(Closing):
         reader = _Reader(pair.server, sum(nbytes for _, nbytes in bursts))
         reader.start()
         try:
-            written, began = _send(pair, reader, bursts)
+            written = _send(pair, reader, bursts)
         finally:
             with suppress(OSError):
                 pair.client.shutdown(socket.SHUT_RDWR)
@@ -122,9 +120,7 @@ class Copy(Closing):
             pair.close()
         arrived = np.array(reader.seen, np.float64).reshape(-1, 2)
         at = np.searchsorted(arrived[:, 0], written[:, 0])
-        whole = np.searchsorted(arrived[:, 0], np.cumsum([nbytes for _, nbytes in bursts]))
-        busy_s = float((arrived[whole, 1] - began).sum())
-        return Play(port, 1e6 * (arrived[at, 1] - written[:, 1]), 1e6 * busy_s)
+        return Play(port, 1e6 * (arrived[at, 1] - written[:, 1]))
 
 
 class _Reader(threading.Thread):
@@ -147,16 +143,12 @@ class _Reader(threading.Thread):
                 self.seen.append((count, time.monotonic()))
 
 
-def _send(
-    pair: Pair, reader: _Reader, bursts: Sequence[tuple[float, int]]
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(n, 2) of each piece: where it ends, and when it was written; and when each burst began."""
+def _send(pair: Pair, reader: _Reader, bursts: Sequence[tuple[float, int]]) -> NDArray[Any]:
+    """(n, 2) of each piece: where it ends, and when it was written."""
     end, block = 0, bytes(_CHUNK)
     written: list[tuple[float, float]] = []
-    began: list[float] = []
     for number, (pause_s, nbytes) in enumerate(bursts, 1):
         time.sleep(pause_s)
-        began.append(time.monotonic())
         left = nbytes
         while left:
             sent = pair.client.send(memoryview(block)[: min(left, _CHUNK)])
@@ -170,7 +162,7 @@ def _send(
                 raise TcpkmonError("the copy's transfer did not end", "try a shorter part of it: "
                                    "--seconds 3")  # fmt: skip
             time.sleep(0.001)
-    return np.array(written), np.array(began)
+    return np.array(written)
 
 
 def _ipv4(settings: Mapping[str, str]) -> dict[str, str]:

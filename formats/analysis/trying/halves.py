@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,20 +15,13 @@ from tcpkmon.formats.analysis.diff.statistics import compare
 from tcpkmon.formats.analysis.trying.likeness import values_of
 from tcpkmon.formats.analysis.trying.outcome import METRICS, Outcome
 from tcpkmon.formats.analysis.trying.settings import Variant
-from tcpkmon.formats.analysis.why import Connection, Source
+from tcpkmon.formats.analysis.why import Connection
 
 _SLACK_NS = 50_000_000
 """A connection that was accepted is decided on before its first record."""
 _OPEN = "open"
 _METRICS = [name for name in METRICS if not name.startswith("latency_")]
 """When a program read what was written, the capture does not tell."""
-
-
-_STATE_CHANGE = 4
-_FIN_SENT, _BOTH_CLOSE = (4, 9, 11), 11
-"""TCP_FIN_WAIT1, TCP_LAST_ACK, TCP_CLOSING: what leaves them had its FIN acknowledged, so all data.
-TCP_FIN_WAIT1 is left for TCP_CLOSING when the peer's FIN came, and no ACK."""
-_CLOSING, _LAST_DATA = "closing", "last data"
 
 
 @dataclass(frozen=True)
@@ -57,29 +50,6 @@ class Halves:
     def open(self) -> int:
         """Those that had not ended: their durations do not count."""
         return sum(one.end_reason == _OPEN for one in (*self.old, *self.new))
-
-
-def acknowledged(source: Source) -> dict[int, int]:
-    """When all that a connection sent was acknowledged [ns], of those that closed, by conn_id."""
-    found: dict[int, int] = {}
-    for piece in source.read():
-        state = piece["state"]
-        leaves = np.isin(state, _FIN_SENT) & (piece["location"] == _STATE_CHANGE)
-        leaves &= (state != _FIN_SENT[0]) | (piece["callvalue"] != _BOTH_CLOSE)
-        for at in np.flatnonzero(leaves).tolist():
-            found.setdefault(int(piece["conn_id"][at]), int(piece.times_ns[at]))
-    return found
-
-
-def with_last_data(one: Connection, acked_ns: int | None) -> Connection:
-    """The same, and of the time in which it closed apart what was waited for the last data's ACK.
-    """
-    closing = one.limit_ns.get(_CLOSING, 0)
-    if acked_ns is None or not closing:
-        return one
-    last = max(closing - max(one.end_ns - acked_ns, 0), 0)
-    limits = {**one.limit_ns, _CLOSING: closing - last, _LAST_DATA: last}
-    return replace(one, limit_ns=limits)
 
 
 def halve(
