@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +15,31 @@ from numpy.typing import NDArray
 from tcpkmon.collector.capturing import start
 from tcpkmon.collector.lab.copying import PORT, Copy, Ends, Play
 from tcpkmon.collector.lab.link import Link, Way
-from tcpkmon.formats.analysis.diff import Compared, compare
+from tcpkmon.formats.analysis.diff import compare
 from tcpkmon.formats.analysis.trying import (
+    METRICS,
     Fitted,
     Likeness,
+    Outcome,
     Seen,
     Variant,
+    acknowledged,
+    approach,
     fit,
     look_alike,
     see,
+    spans,
     values_of,
+    with_last_data,
 )
-from tcpkmon.formats.analysis.trying.settings import CONGESTION, INITCWND, RMEM, WMEM
-from tcpkmon.formats.analysis.why import Source, connections
+from tcpkmon.formats.analysis.trying.settings import CONGESTION, INITCWND, QDISC, RMEM, WMEM
+from tcpkmon.formats.analysis.why import Source, connection_of, connections
 from tcpkmon.formats.base.errors import DamagedError, UsageError
 
 Say = Callable[[str], None]
-_CORRECTIONS = 4
 _CHECKS = 3
 _MOST_MBIT = 600.0
 """What the small program between the tun devices passes on."""
-_NEAR = 0.04
 _COPIED = ("tcp_sack", "tcp_timestamps", "tcp_window_scaling", "tcp_ecn", "tcp_recovery",
            "tcp_early_retrans", "tcp_slow_start_after_idle", "tcp_notsent_lowat", "tcp_wmem",
            "tcp_no_ssthresh_metrics_save", "tcp_limit_output_bytes", "tcp_min_tso_segs",
@@ -43,22 +47,6 @@ _COPIED = ("tcp_sack", "tcp_timestamps", "tcp_window_scaling", "tcp_ecn", "tcp_r
 """Of the sender's host, as the capture's header tells them."""
 _SET = (*_COPIED, RMEM)
 _AT_BOTH = ("tcp_sack", "tcp_timestamps", "tcp_window_scaling", "tcp_ecn")
-METRICS = ("duration_us", "goodput_mean", "latency_whole_us", "latency_whole_p95_us",
-           "srtt_p50_us", "srtt_p95_us", "retrans_ratio")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A variant beside the old setting. compared: by metric; plays: of each side."""
-
-    variant: Variant
-    compared: dict[str, Compared]
-    plays: int
-
-    @property
-    def main(self) -> Compared:
-        """The metric that it is meant to improve."""
-        return self.compared[self.variant.main_metric]
 
 
 class Trial:
@@ -80,6 +68,7 @@ class Trial:
             first = replace(first, rate_mbit=rate_mbit or _MOST_MBIT)
         self.set_to = replace(first, window_bytes=2 * first.window_bytes)
         self._round = 0
+        self._implied: list[Fitted] = []
         mtu = round(seen.connection.mss * seen.overhead)
         self._copy = Copy(link_of(self.set_to), min(max(mtu, 576), 65_000))
         self._folder = tempfile.TemporaryDirectory(prefix="tcpkmon-try-")
@@ -91,26 +80,47 @@ class Trial:
         self._copy.close()
         self._folder.cleanup()
 
+    def accept(self, variants: Sequence[Variant]) -> None:
+        """UsageError for what this kernel refuses, before anything is played."""
+        for variant in [*variants, None]:
+            self._copy.set(self.ends(variant))
+
     def correct(self, say: Say) -> None:
         """Play with the old setting, and correct the copy by what it looks like, until it is near
         or four times."""
-        for number in range(1, _CORRECTIONS + 1):
-            say(f"fits the copy, {number} of at most {_CORRECTIONS}")
-            (got,) = self._played([None], with_fit=True)[1]
-            if number > 1 and _is_near(self.wanted, got, bool(self.fixed_mbit)):
-                return
-            self.set_to = self.set_to.corrected(self.wanted, got)
-            if self.fixed_mbit:
-                self.set_to = replace(self.set_to, rate_mbit=self.fixed_mbit)
-            fast = min(self.set_to.rate_mbit, _MOST_MBIT)
-            self.set_to = replace(self.set_to, rate_mbit=fast)
-            self._copy.change(link_of(self.set_to))
+
+        def play(path: Fitted) -> Fitted:
+            say("fits the copy")
+            self._change(path)
+            got: Fitted = self._played([None], with_fit=True)[1][0]
+            return got
+
+        def allow(path: Fitted) -> Fitted:
+            rate = self.fixed_mbit or min(path.rate_mbit, _MOST_MBIT)
+            return replace(path, rate_mbit=rate)
+
+        fixed = ["rate_mbit"] if self.fixed_mbit else []
+        found, self._implied = approach(self.wanted, self.set_to, play, allow, fixed)
+        self._change(found)
 
     def check(self, say: Say) -> tuple[list[Likeness], list[Fitted]]:
         """Play some more with the old setting: how like the capture they are, and their paths."""
         say(f"plays the old setting {_CHECKS} times")
         values, fits = self._played([None] * _CHECKS, with_fit=True)
+        self._implied += [self.set_to.implied(self.wanted, got) for got in fits]
         return look_alike(values_of(self.seen.connection), values), fits
+
+    @property
+    def spans(self) -> dict[str, tuple[float, float]]:
+        """From what to what the path's values are, by all plays so far."""
+        found = spans(self.wanted, self._implied)
+        if self.fixed_mbit:
+            found.pop("rate_mbit", None)
+        return found
+
+    def _change(self, path: Fitted) -> None:
+        self.set_to = path
+        self._copy.change(link_of(path))
 
     def compare(
         self, variants: Sequence[Variant], rounds: int, say: Say
@@ -130,7 +140,7 @@ class Trial:
         for variant in variants:
             found, _ = compare(sides[None], sides[variant], {variant.main_metric}, metrics=METRICS)
             by_name = {one.metric.name: one for one in found}
-            outcomes.append(Outcome(variant, by_name, rounds))
+            outcomes.append(Outcome(variant, by_name, (rounds, rounds)))
         olds = [one for one, which in zip(values, order, strict=True) if which is None]
         return outcomes, look_alike(values_of(self.seen.connection), olds)
 
@@ -144,12 +154,14 @@ class Trial:
         if self.set_to.window_bytes:
             receiver[RMEM] = _memory(int(self.set_to.window_bytes), 131_072)
         congestion = self.seen.connection.ca_name or told.get(CONGESTION, "")
-        initcwnd = 0
+        initcwnd, qdisc = 0, ""
         for one in variant.settings if variant is not None else ():
             if one.name == INITCWND:
                 initcwnd = int(one.value)
             elif one.name == CONGESTION:
                 congestion = one.value
+            elif one.name == QDISC:
+                qdisc = one.value
             elif one.name == RMEM:
                 receiver[RMEM] = _memory(int(one.value), 131_072)
             else:
@@ -157,7 +169,7 @@ class Trial:
                     else one.value  # fmt: skip
         # A play sets all that another one may have set.
         begun = {name: value for name, value in self._copy.begun.items() if name in _SET}
-        return Ends(begun | sender, begun | receiver, congestion, initcwnd)
+        return Ends(begun | sender, begun | receiver, congestion, initcwnd, qdisc)
 
     def _played(
         self, order: Sequence[Variant | None], with_fit: bool = False
@@ -184,18 +196,27 @@ def _read(
             raise DamagedError(f"{source.reader.lost} records of the copy's capture were lost",
                                "the machine is too busy: try again")  # fmt: skip
     order = np.argsort(table["start_ns"], kind="stable")
-    ids = [int(table["conn_id"][at]) for at in order if table["rport"][at] == PORT]
+    ours = [connection_of(table, at) for at in order.tolist() if table["rport"][at] == PORT]
+    acked = acknowledged_in(path)
     values, fits = [], []
-    for conn_id, play in zip(ids, plays, strict=True):
-        with Source(path) as source:
-            seen = see(source, conn_id, 1e6)
-        values.append(values_of(seen.connection) | {
+    for one, play in zip(ours, plays, strict=True):
+        values.append(values_of(with_last_data(one, acked.get(one.conn_id))) | {
             "latency_whole_us": float(np.mean(play.latency_us)),
             "latency_whole_p95_us": float(np.quantile(play.latency_us, 0.95)),
         })  # fmt: skip
         if with_fit:
-            fits.append(fit(seen))
+            with Source(path) as source:
+                fits.append(fit(see(source, one.conn_id, 1e6)))
     return values, fits
+
+
+def acknowledged_in(path: Path) -> dict[int, int]:
+    """When all data of a connection that closed was acknowledged [ns], by conn_id."""
+    found: dict[int, int] = {}
+    with Source(path) as source:
+        for piece in source.read():
+            found = acknowledged(piece) | found
+    return found
 
 
 def _columns(values: Sequence[dict[str, float]]) -> dict[str, NDArray[Any]]:
@@ -206,15 +227,6 @@ def _columns(values: Sequence[dict[str, float]]) -> dict[str, NDArray[Any]]:
 def _memory(most: int, middle: int) -> str:
     """Of tcp_rmem and tcp_wmem."""
     return f"{min(4096, most)} {min(middle, most)} {most}"
-
-
-def _is_near(wanted: Fitted, got: Fitted, is_fixed: bool) -> bool:
-    pairs = [(wanted.rtt_ms, got.rtt_ms), (wanted.window_bytes, got.window_bytes)]
-    if not is_fixed:
-        pairs.append((wanted.rate_mbit, got.rate_mbit))
-    if wanted.overflowed:
-        pairs.append((wanted.queue_bytes, got.queue_bytes))
-    return all(abs(two - one) <= _NEAR * one for one, two in pairs if one)
 
 
 def link_of(path: Fitted) -> Link:

@@ -17,18 +17,20 @@ from tcpkmon.formats.commands.choosing import Chooser, choosing_options
 from tcpkmon.formats.commands.connections import report
 
 if TYPE_CHECKING:
-    from tcpkmon.collector.commands.trial import Outcome
     from tcpkmon.formats.analysis.trying import Fitted, Likeness, Seen
 
 _UNLIKE = "the copy is not like the capture"
 
 
 @click.command("try")
-@click.argument("file", metavar="FILE", type=click.Path(readable=False, path_type=Path))
+@click.argument("file", metavar="[FILE]", required=False,
+                type=click.Path(readable=False, path_type=Path))
 @choosing_options
 @click.option("--set", "sets", multiple=True, metavar="NAME=VALUE[,...]",
               help="Try this setting: tcp_rmem, tcp_wmem (largest size), tcp_congestion_control, "
-              "tcp_notsent_lowat, tcp_slow_start_after_idle, initcwnd. With commas: together; more "
+              "tcp_notsent_lowat, tcp_slow_start_after_idle, initcwnd, qdisc (as tc takes it). "
+              "With --live: tcp_congestion_control, tcp_notsent_lowat, initcwnd, snd_cwnd_clamp, "
+              "so_sndbuf, so_rcvbuf, rto_min_us, delack_max_us. With commas: together; more "
               "with more --set. Default: what why suggests.")
 @click.option("--rounds", type=click.IntRange(2, 100), default=8, show_default=True, metavar="N",
               help="Play each setting so often.")
@@ -37,9 +39,20 @@ _UNLIKE = "the copy is not like the capture"
 @click.option("--rate", type=click.FloatRange(0.01, 600), metavar="MBIT",
               help="The path's rate [Mbit/s], where the connection never filled it and you know.")
 @click.option("--fit", "fit_only", is_flag=True, help="Show the path alone; plays nothing.")
+@click.option("--live", is_flag=True,
+              help="Without FILE: set it on half of this machine's new connections of --ports, "
+              "--cgroup or --unit, for the time of --for, and compare the halves.")
+@click.option("--ports", "live_ports", metavar="LIST", default="",
+              help="With --live: of these ports of servers, here or there, as in 443,8000-8010.")
+@click.option("--cgroup", metavar="PATH", default="",
+              help="With --live: of sockets of this control group (v2), and of those below it.")
+@click.option("--unit", metavar="NAME", default="",
+              help="With --live: of sockets of this systemd unit, as in nginx.service.")
+@click.option("--for", "live_for", metavar="TIME", default="60s", show_default=True,
+              help="With --live: how long.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(
-    file: Path,
+    file: Path | None,
     ports: tuple[str, ...],
     where: str | None,
     sets: tuple[str, ...],
@@ -47,6 +60,11 @@ def command(
     seconds: float,
     rate: float | None,
     fit_only: bool,
+    live: bool,
+    live_ports: str,
+    cgroup: str,
+    unit: str,
+    live_for: str,
     as_json: bool,
 ) -> int:
     """Try settings for a connection of a capture on a copy of its path, old and new in turn.
@@ -56,7 +74,15 @@ def command(
     capture with the old setting, try says so and stops (exit code 1). Else it plays old and new in
     turn and prints what differs, with its interval, and what to write. It writes no setting of this
     machine. Of several connections it takes the one that sent most. Needs root, but for --fit.
+
+    With --live, a BPF program sets socket options on half of the new connections, by chance. It is
+    gone when the time is over, or when tcpkmon ends, however that ends.
     """
+    if live or file is None:
+        if not live or file is not None or ports or where or fit_only or rate:
+            raise UsageError("try takes either FILE, or --live", "--live chooses by --ports, "
+                             "--cgroup or --unit, and takes --set, --for and --json")  # fmt: skip
+        return _try_live(sets, live_ports, cgroup, unit, live_for, as_json)
     from tcpkmon.collector.commands.trial import Trial
     from tcpkmon.collector.lab.endpoint import congestion_controls
     from tcpkmon.collector.lab.lab import check_root
@@ -86,17 +112,20 @@ def command(
             click.echo(json.dumps(told, indent=2))
         return 0
     with Trial(seen, rate or 0.0) as trial:
+        trial.accept(variants)
         trial.correct(_progress)
         alike, fits = trial.check(_progress)
         told |= {"set_to": asdict(trial.set_to), "copies": [asdict(one) for one in fits],
                  "likeness": [_row(one) for one in alike]}  # fmt: skip
+        told["spans"] = trial.spans
         tell(_fit_words(path, fits))
+        tell(_span_words(trial.spans))
         bad = _tell_likeness(alike, tell)
         if not bad:
             outcomes, alike = trial.compare(variants, rounds, _progress)
             bad = _tell_likeness(alike, tell, again=True)
             told["likeness"] = [_row(one) for one in alike]
-            told["tried"] = [_outcome(one, seen) for one in outcomes]
+            told["tried"] = [one.as_json(seen.settings) for one in outcomes]
     if bad:
         if as_json:
             click.echo(json.dumps(told, indent=2))
@@ -104,9 +133,32 @@ def command(
                            "policer, other traffic, a program that writes slowly): no setting was "
                            "judged")  # fmt: skip
     for one in outcomes:
-        _tell_outcome(one, seen, tell)
+        for text in ["", *one.lines(seen.settings)]:
+            tell(text)
     if as_json:
         click.echo(json.dumps(told, indent=2))
+    return 0
+
+
+def _try_live(
+    sets: tuple[str, ...], ports: str, cgroup: str, unit: str, live_for: str, as_json: bool
+) -> int:
+    from tcpkmon.collector.commands.trial_live import choose, try_live
+    from tcpkmon.collector.lab.lab import check_root
+    from tcpkmon.formats.analysis.trying import parse_variant
+
+    if len(sets) != 1:
+        raise UsageError("--live tries one --set at a time", "with commas, settings are tried "
+                         "together")  # fmt: skip
+    variant = parse_variant(sets[0], live=True)
+    check_root("a live trial")
+    chosen = choose(ports, cgroup, unit, live_for)
+    found = try_live(variant, chosen, _progress)
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2))
+        return 0
+    for text in [*found.words(), "", *found.outcome.lines({})]:
+        click.echo(for_terminal(text))
     return 0
 
 
@@ -178,6 +230,20 @@ def _fit_words(path: Fitted, fits: list[Fitted]) -> str:
     return f"the copy, seen as the capture was: {', '.join(parts)}, loss {lost:+.2f} points"
 
 
+def _span_words(spans: dict[str, tuple[float, float]]) -> str:
+    """The path with its error: what each play of the copy implies."""
+    parts = []
+    for name, text, scale, unit in (
+        ("rate_mbit", "rate", 1, " Mbit/s"), ("rtt_ms", "round trip", 1, " ms"),
+        ("jitter_ms", "jitter", 1, " ms"), ("loss_percent", "loss", 1, " %"),
+        ("queue_bytes", "queue", 1e-3, " kB"), ("window_bytes", "window", 1e-3, " kB"),
+    ):  # fmt: skip
+        if name in spans:
+            low, high = (f"{scale * value:.3g}" for value in spans[name])
+            parts.append(f"{text} {low}{'' if low == high else f' to {high}'}{unit}")
+    return f"so the path, by all its plays: {', '.join(parts)}"
+
+
 def _tell_likeness(alike: list[Likeness], tell: Any, again: bool = False) -> str:
     """The table; what is not alike, or empty."""
     tell(f"{'of the old plays beside it' if again else 'with the old setting':26} "
@@ -197,68 +263,5 @@ def _tell_likeness(alike: list[Likeness], tell: Any, again: bool = False) -> str
                      for one in alike if not one.is_alike)  # fmt: skip
 
 
-def _tell_outcome(one: Outcome, seen: Seen, tell: Any) -> None:
-    from tcpkmon.formats.analysis.diff.metrics import RATE, RATIO
-    from tcpkmon.formats.analysis.diff.statistics import change_text
-    from tcpkmon.formats.analysis.trying import what_to_write
-
-    tell("")
-    tell(f"{one.variant}" + (f" ({one.variant.why})" if one.variant.why else ""))
-    for name, row in one.compared.items():
-        if row.a is None or row.b is None:
-            continue
-        kind = row.metric.kind
-        scale, unit = {RATE: (8e-6, "Mbit/s"), RATIO: (100, "%")}.get(kind, (1e-3, "ms"))
-        low, high = row.interval or (None, None)
-        interval = f"{change_text(row.metric, low)} to {change_text(row.metric, high)}"
-        tell(f"    {name.removesuffix('_us'):18} {scale * row.a.median:>9.4g} -> "
-             f"{scale * row.b.median:<9.4g} {unit:7} {change_text(row.metric, row.change):>9}"
-             + (f"  (95 %: {interval})" if row.interval else "") + f"  {row.result}")  # fmt: skip
-    tell(f"    {_judgement(one)}")
-    if _is_proven(one):
-        tell("    to write:")
-        for line in what_to_write(one.variant, seen.settings):
-            tell(f"        {line}")
-
-
-def _is_proven(one: Outcome) -> bool:
-    return one.main.is_worse is False
-
-
-def _judgement(one: Outcome) -> str:
-    """What the main metric says."""
-    from tcpkmon.formats.analysis.diff.statistics import TOO_FEW, change_text
-
-    main = one.main
-    name = main.metric.name.removesuffix("_us")
-    if main.interval is None:
-        low = high = change_text(main.metric, main.change)
-    else:
-        low, high = (change_text(main.metric, end) for end in main.interval)
-    if main.result == TOO_FEW:
-        return f"{one.plays} plays of each are too few to tell: --rounds"
-    if main.is_worse is None:
-        return (f"it changes nothing that {one.plays} plays of each would show: {name} {low} to "
-                f"{high}")  # fmt: skip
-    word = "it is worse" if main.is_worse else "proven on the copy"
-    return f"{word}: {name} {change_text(main.metric, main.change)}, 95 %: {low} to {high}"
-
-
 def _row(one: Likeness) -> dict[str, Any]:
     return asdict(one) | {"is_alike": one.is_alike}
-
-
-def _outcome(one: Outcome, seen: Seen) -> dict[str, Any]:
-    from tcpkmon.formats.analysis.trying import what_to_write
-
-    return {
-        "settings": str(one.variant), "why": one.variant.why, "plays": one.plays,
-        "main": one.variant.main_metric, "proven": _is_proven(one), "judgement": _judgement(one),
-        "write": what_to_write(one.variant, seen.settings),
-        "metrics": [
-            {"metric": name, "result": row.result, "change": row.change, "interval": row.interval,
-             "p": row.p, "a": asdict(row.a) if row.a else None,
-             "b": asdict(row.b) if row.b else None}
-            for name, row in one.compared.items()
-        ],
-    }  # fmt: skip

@@ -7,6 +7,7 @@ Sysctls and routes are those of the lab's namespaces; those of the host are not 
 from __future__ import annotations
 
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -35,12 +36,13 @@ PORT = 5001
 @dataclass(frozen=True)
 class Ends:
     """Settings of a play. sender, receiver: of net.ipv4, by name. initcwnd: of the route, 0: the
-    kernel's own."""
+    kernel's own. qdisc: of the sender's device, as tc takes it; empty: the kernel's own."""
 
     sender: Mapping[str, str] = field(default_factory=dict)
     receiver: Mapping[str, str] = field(default_factory=dict)
     congestion: str = ""
     initcwnd: int = 0
+    qdisc: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Copy(Closing):
 
     def __init__(self, link: Link, mtu: int = 1500) -> None:
         self._lab = Lab(link=link)
+        self._qdisc = ""
         self._lab.__enter__()
         try:
             for side in (self._lab.a, self._lab.b):
@@ -82,18 +85,26 @@ class Copy(Closing):
         self._lab.wire.change(0, link.there)
         self._lab.wire.change(1, link.back)
 
+    def set(self, ends: Ends) -> None:
+        """From the next play on. UsageError: what this kernel refuses."""
+        lab = self._lab
+        lab.a.set_sysctls(_ipv4(ends.sender))
+        lab.b.set_sysctls(_ipv4(ends.receiver))
+        _route(lab.a, lab.b.address4, ends.initcwnd)
+        if ends.qdisc != self._qdisc:
+            _queue(lab.a, ends.qdisc)
+            self._qdisc = ends.qdisc
+        if ends.congestion and not lab.a.run(partial(can_use_congestion, ends.congestion)):
+            raise UsageError(f"this kernel has no congestion control {ends.congestion}",
+                             "modprobe tcp_NAME, where it is a module")  # fmt: skip
+
     def play(self, bursts: Sequence[tuple[float, int]], ends: Ends) -> Play:
         """Send bursts, each after a pause [s] since all before was acknowledged. bytes > 0.
 
         UsageError: a setting that this kernel refuses. TcpkmonError: it does not end.
         """
         lab = self._lab
-        lab.a.set_sysctls(_ipv4(ends.sender))
-        lab.b.set_sysctls(_ipv4(ends.receiver))
-        _route(lab.a, lab.b.address4, ends.initcwnd)
-        if ends.congestion and not lab.a.run(partial(can_use_congestion, ends.congestion)):
-            raise UsageError(f"this kernel has no congestion control {ends.congestion}",
-                             "modprobe tcp_NAME, where it is a module")  # fmt: skip
+        self.set(ends)
         option = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, ends.congestion.encode())
         with listening(lab.b, lab.b.address4, PORT) as listener:
             pair = join(lab.a, listener, lab.b.address4, [option] if ends.congestion else [])
@@ -172,3 +183,18 @@ def _route(side: Side, address: str, initcwnd: int) -> None:
         side.command(["ip", "route", "replace", *route, "initcwnd", str(initcwnd)])
     else:
         side.command(["ip", "route", "flush", f"{address}/32"])
+
+
+def _queue(side: Side, qdisc: str) -> None:
+    """UsageError where the kernel, or tc, does not take it."""
+    if not qdisc:
+        side.command(["tc", "qdisc", "del", "dev", DEVICE, "root"])
+        return
+    try:
+        side.command(["tc", "qdisc", "replace", "dev", DEVICE, "root", *qdisc.split()])
+    except subprocess.CalledProcessError as error:
+        name = qdisc.partition(" ")[0]
+        raise UsageError(
+            f"no queueing discipline {qdisc} here: {' '.join(error.stderr.split())}",
+            f"modprobe sch_{name}, where it is a module; its words: tc qdisc add {name} help",
+        ) from None

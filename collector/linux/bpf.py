@@ -46,11 +46,11 @@ BPF_MAP_TYPE_STRUCT_OPS = 26
 BPF_ANY, BPF_NOEXIST = 0, 1
 BPF_F_NO_PREALLOC, BPF_F_MMAPABLE = 1, 1 << 10
 
-BPF_PROG_TYPE_KPROBE, BPF_PROG_TYPE_PERF_EVENT = 2, 7
+BPF_PROG_TYPE_KPROBE, BPF_PROG_TYPE_PERF_EVENT, BPF_PROG_TYPE_SOCK_OPS = 2, 7, 13
 BPF_PROG_TYPE_RAW_TRACEPOINT, BPF_PROG_TYPE_TRACING, BPF_PROG_TYPE_NETFILTER = 17, 26, 32
 BPF_PROG_TYPE_STRUCT_OPS = 27
 BPF_TRACE_RAW_TP, BPF_TRACE_FENTRY, BPF_TRACE_FEXIT, BPF_TRACE_ITER = 23, 24, 25, 28
-BPF_NETFILTER = 45
+BPF_CGROUP_SOCK_OPS, BPF_NETFILTER = 3, 45
 BPF_STATS_RUN_TIME = 0
 BPF_F_TEST_RUN_ON_CPU = 1
 
@@ -230,9 +230,9 @@ def raw_tracepoint_open(name: str | None, prog_fd: int) -> int:
     return _call(BPF_RAW_TRACEPOINT_OPEN, attributes, f"attaching to {name or 'the BTF target'}")
 
 
-def link_create(prog_fd: int, attach_type: int) -> int:
-    """The descriptor of a link without a target of its own (of an iterator)."""
-    attributes = struct.pack("=IIII32x", prog_fd, 0, attach_type, 0)
+def link_create(prog_fd: int, attach_type: int, target_fd: int = 0) -> int:
+    """The descriptor of a link. target_fd: of a control group; 0: without one (an iterator)."""
+    attributes = struct.pack("=IIII32x", prog_fd, target_fd, attach_type, 0)
     return _call(BPF_LINK_CREATE, attributes, "making a BPF link")
 
 

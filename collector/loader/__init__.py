@@ -7,6 +7,7 @@ __all__ = [
     "capture_maps",
     "compiler",
     "following",
+    "halving",
     "later_listing",
     "parked",
     "perf_counters",

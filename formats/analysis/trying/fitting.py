@@ -7,6 +7,7 @@ next copy is corrected by.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +23,13 @@ _STANDING = 30
 """ACKs with a queue before them from which on the rate is that of a full path."""
 _STEPS = (0.5, 2.0)
 """The least and most by which a correction changes a value."""
+_JITTER_MOST = 4
+"""By how much a path's jitter may be larger than its first fit: packets that stay in order hide it.
+What rises no more than that is no queue."""
 RWND, SNDBUF = "rwnd", "sndbuf"
 _LIMITED = 0.05
+_CORRECTIONS = 4
+_NEAR, _JITTER_NEAR = 0.04, 0.25
 
 
 @dataclass(frozen=True)
@@ -49,9 +55,9 @@ class Fitted:
         """What to set next, where this was set, and looked as `got`; wanted: the capture."""
 
         def scaled(now: float, goal: float, found: float) -> float:
-            if not (now > 0 and goal > 0 and found > 0):
+            if not (now > 0 and goal > 0):
                 return now
-            return now * float(np.clip(goal / found, *_STEPS))
+            return now * float(np.clip(goal / found if found > 0 else np.inf, *_STEPS))
 
         return replace(
             self,
@@ -63,6 +69,53 @@ class Fitted:
             window_bytes=scaled(self.window_bytes, wanted.window_bytes, got.window_bytes),
         )  # fmt: skip
 
+    def implied(self, wanted: Fitted, got: Fitted) -> Fitted:
+        """What the capture's path is, if this, which was set, looks as `got`."""
+        lost = self.loss_percent + wanted.loss_percent - got.loss_percent
+        return replace(self.corrected(wanted, got), loss_percent=max(lost, 0.0))
+
+
+def approach(
+    wanted: Fitted, first: Fitted, play: Callable[[Fitted], Fitted],
+    allow: Callable[[Fitted], Fitted] = lambda path: path, fixed: Sequence[str] = (),
+) -> tuple[Fitted, list[Fitted]]:
+    """What to set so that a copy looks as wanted, and what each play of it implied. It is played
+    until it is near, four times at most.
+
+    play: a copy with this path, and what it looks like. allow: what may be set. fixed: values that
+    need not be near.
+    """  # fmt: skip
+    set_to, implied = first, list[Fitted]()
+    for number in range(_CORRECTIONS):
+        got = play(set_to)
+        implied.append(set_to.implied(wanted, got))
+        if number and _is_near(wanted, got, fixed):
+            break
+        set_to = allow(set_to.corrected(wanted, got))
+    return set_to, implied
+
+
+def _is_near(wanted: Fitted, got: Fitted, fixed: Sequence[str]) -> bool:
+    names = {"rtt_ms", "window_bytes", "rate_mbit", "jitter_ms"} - {*fixed}
+    if wanted.overflowed:
+        names.add("queue_bytes")
+    for name in names:
+        goal, may = getattr(wanted, name), _JITTER_NEAR if name == "jitter_ms" else _NEAR
+        if goal and abs(getattr(got, name) - goal) > may * goal:
+            return False
+    return True
+
+
+def spans(wanted: Fitted, implied: Sequence[Fitted]) -> dict[str, tuple[float, float]]:
+    """From what to what the path's values are, by what copies imply; only of those that the
+    capture tells: not the rate of a path that was never filled, nor a queue that never dropped."""
+    told = {"rate_mbit": wanted.is_full, "rtt_ms": True, "jitter_ms": wanted.jitter_ms > 0,
+            "loss_percent": True, "queue_bytes": wanted.overflowed,
+            "window_bytes": wanted.window_bytes > 0}  # fmt: skip
+    found = {name: [getattr(one, name) for one in implied] for name, is_told in told.items()
+             if is_told}  # fmt: skip
+    return {name: (min(values), max(values)) for name, values in found.items()}
+
 
 def fit(seen: Seen) -> Fitted:
     """The path of a connection."""
@@ -72,7 +125,9 @@ def fit(seen: Seen) -> Fitted:
     most = float(np.quantile(trips, 0.99)) if len(trips) else base
     train = _of_trains(seen)
     segment_us = one.mss / train if train else 0.0
-    filled, count = _of_queue(seen, base + max(3 * segment_us, 0.1 * base, 300.0))
+    jitter = _jitter_us(seen, segment_us)
+    above = base + max(3 * segment_us, 0.1 * base, 300.0) + _JITTER_MOST * jitter
+    filled, count = _of_queue(seen, above)
     is_full = count >= _STANDING
     rate = (filled if is_full else train) * seen.overhead * 8
     by_queue, at_random, height_us = _sort_losses(seen, base, most)
@@ -82,7 +137,7 @@ def fit(seen: Seen) -> Fitted:
     share = one.share
     return Fitted(
         rate_mbit=rate, is_full=is_full, rtt_ms=base / 1000,
-        jitter_ms=_jitter_us(seen, segment_us) / 1000,
+        jitter_ms=jitter / 1000,
         loss_percent=100 * at_random / segments, queue_bytes=max(queue, 0.0),
         overflowed=overflowed,
         window_bytes=float(one.snd_wnd_max) if share(RWND) >= _LIMITED else 0.0,
@@ -126,8 +181,9 @@ def _sort_losses(seen: Seen, base: float, most: float) -> tuple[int, int, float]
             heights.append(height)
         else:
             at_random += count
-    # A few high round trips beside many losses elsewhere are not the queue's.
-    if len(heights) < 0.2 * len(seen.losses):
+    # A few high round trips beside many losses elsewhere are not the queue's, unless most of what
+    # was lost was lost there: slow start that overflows it.
+    if len(heights) < 0.2 * len(seen.losses) and by_queue <= at_random:
         return 0, by_queue + at_random, 0.0
     return by_queue, at_random, float(np.median(heights)) if heights else 0.0
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from tcpkmon.formats.analysis.diff.metrics import SHARED
+from tcpkmon.formats.analysis.diff.statistics import scipy_stats
 from tcpkmon.formats.analysis.why import FAMILY, Connection
 
 _NOT_BUSY = ("idle", "opening", "closing")
 _DURATION, _TRIP, _RETRANS, _SHARES = 0.15, 0.2, 0.5, 0.25
 """How far a copy may be from the capture: relative, and of the shares of limits the sum of those
-that are too large."""
+that are too large. Or as far as the copies are from each other, by chance."""
 _TRIP_US, _RETRANS_RATIO = 1000.0, 0.01
 """And what it may differ by in any case."""
 
@@ -79,12 +80,23 @@ def look_alike(
             max(share * goal, least_off) if name == "retrans_ratio"
             else max(share, least_off / goal if goal else 0.0)
         )  # fmt: skip
+        by_chance = _by_chance(values)
+        may = max(may, by_chance if name == "retrans_ratio" or not goal else by_chance / goal)
         found.append(Likeness(name, goal, middle, min(values), max(values), off, may))
     shares = _shares(capture)
     apart = [0.5 * sum(abs(_shares(one)[name] - shares[name]) for name in shares) for one in copies]
     middle = float(np.median(apart))
     found.append(Likeness("limits", 0.0, middle, min(apart), max(apart), middle, _SHARES))
     return found
+
+
+def _by_chance(values: Sequence[float]) -> float:
+    """How far one more play may be from the middle of these, in 95 of 100 cases."""
+    count = len(values)
+    if count < 2:
+        return 0.0
+    often = float(scipy_stats().t.ppf(0.975, count - 1))
+    return often * float(np.std(values, ddof=1)) * float(np.sqrt(1 + 1 / count))
 
 
 def _shares(values: Mapping[str, float]) -> dict[str, float]:

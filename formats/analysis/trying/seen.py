@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.trying.last_data import acknowledged, with_last_data
 from tcpkmon.formats.analysis.why import LIMITS, NEEDED, Connection, Snapshots, Source, cut, tally
 from tcpkmon.formats.base.errors import UsageError
 
@@ -81,7 +82,7 @@ def see(source: Source, conn_id: int, most_s: float) -> Seen:
     found = tally(iter([rows])) if len(rows) else []
     if not found:
         raise UsageError(f"{source.reader.path}: nothing is known of connection {conn_id}")
-    one = found[0]
+    one = with_last_data(found[0], acknowledged(rows).get(conn_id))
     if not one.sends or one.bytes_acked < 10 * max(one.mss, 1):
         raise UsageError(
             f"connection {conn_id} sent too little to be tried ({one.bytes_acked:,} bytes)",

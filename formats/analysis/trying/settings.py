@@ -14,17 +14,27 @@ from tcpkmon.formats.schema import suggest
 
 RMEM, WMEM, CONGESTION = "tcp_rmem", "tcp_wmem", "tcp_congestion_control"
 LOWAT, RESTART, INITCWND = "tcp_notsent_lowat", "tcp_slow_start_after_idle", "initcwnd"
-_MOST = {RMEM: 1 << 30, WMEM: 1 << 30, LOWAT: (1 << 32) - 1, RESTART: 1, INITCWND: 1000}
-_LEAST = {RMEM: 4096, WMEM: 4096, LOWAT: 1, RESTART: 0, INITCWND: 1}
-NAMES = (RMEM, WMEM, CONGESTION, LOWAT, RESTART, INITCWND)
+QDISC = "qdisc"
+CLAMP, SO_SNDBUF, SO_RCVBUF = "snd_cwnd_clamp", "so_sndbuf", "so_rcvbuf"
+RTO_MIN, DELACK_MAX = "rto_min_us", "delack_max_us"
+_BOUNDS = {
+    RMEM: (4096, 1 << 30), WMEM: (4096, 1 << 30), LOWAT: (1, (1 << 31) - 1), RESTART: (0, 1),
+    INITCWND: (1, 1000), CLAMP: (1, 1 << 20), SO_SNDBUF: (1, 1 << 30), SO_RCVBUF: (1, 1 << 30),
+    RTO_MIN: (1, 200_000), DELACK_MAX: (1, 200_000),
+}  # fmt: skip
+"""The kernel has bounds of its own."""
+NAMES = (RMEM, WMEM, CONGESTION, LOWAT, RESTART, INITCWND, QDISC)
+"""Of a copy."""
+LIVE_NAMES = (CONGESTION, LOWAT, INITCWND, CLAMP, SO_SNDBUF, SO_RCVBUF, RTO_MIN, DELACK_MAX)
+"""That a BPF program can set on a socket."""
 _ENOUGH = 0.2
 _LARGEST = 64 << 20
 
 
 @dataclass(frozen=True)
 class Setting:
-    """name: of NAMES. value: a congestion control, or a number; of tcp_rmem and tcp_wmem the
-    largest size."""
+    """name: of NAMES or LIVE_NAMES. value: a congestion control, a queueing discipline as tc takes
+    it, or a number; of tcp_rmem and tcp_wmem the largest size."""
 
     name: str
     value: str
@@ -34,49 +44,74 @@ class Setting:
 
     @property
     def of_receiver(self) -> bool:
-        """Whether it is a setting of the receiver's host."""
-        return self.name == RMEM
+        """Whether it is a setting of the end that receives."""
+        return self.name in (RMEM, SO_RCVBUF, DELACK_MAX)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Settings that are tried together. why: what suggests them, or empty."""
+    """Settings that are tried together. why: what suggests them, or empty. live: on connections of
+    programs, not on a copy."""
 
     settings: tuple[Setting, ...]
     why: str = ""
+    live: bool = False
 
     def __str__(self) -> str:
         return ",".join(map(str, self.settings))
 
     @property
     def main_metric(self) -> str:
-        """What it is meant to make smaller: of tcp_notsent_lowat alone, the time from write to
-        read, else the time that the transfer takes."""
+        """What it is meant to make smaller: of tcp_notsent_lowat alone, on a copy, the time from
+        write to read, else the time that the transfer takes."""
         only_lowat = {one.name for one in self.settings} == {LOWAT}
-        return "latency_whole_us" if only_lowat else "duration_us"
+        return "latency_whole_us" if only_lowat and not self.live else "duration_us"
+
+    @property
+    def of_receiver(self) -> bool:
+        """Whether all are settings of the end that receives."""
+        return all(one.of_receiver for one in self.settings)
 
 
-def parse_variant(text: str) -> Variant:
+def parse_variant(text: str, live: bool = False) -> Variant:
     """NAME=VALUE[,NAME=VALUE...], as in tcp_rmem=6291456. UsageError."""
     found = []
+    names = LIVE_NAMES if live else NAMES
     for part in text.split(","):
         name, _, value = part.partition("=")
         name = name.strip().removeprefix("net.ipv4.")
-        if name not in NAMES:
-            raise UsageError(f"--set {part!r}: no such setting{suggest(name, NAMES)}",
-                             f"one of {', '.join(NAMES)}, as in tcp_rmem=6291456")  # fmt: skip
-        value = value.split()[-1] if value.split() else ""
-        if name == CONGESTION:
-            if not re.fullmatch(r"[A-Za-z0-9_-]{1,15}", value, re.ASCII):
-                raise UsageError(f"--set {part!r}: not a congestion control", "bbr, for example")
-        elif not value.isdecimal() or not _LEAST[name] <= int(value) <= _MOST[name]:
-            raise UsageError(
-                f"--set {part!r}: a number from {_LEAST[name]} to {_MOST[name]} is needed"
-            )
-        found.append(Setting(name, value))
+        if name not in names:
+            raise UsageError(f"--set {part!r}: {_no_such(name, live)}",
+                             f"one of {', '.join(names)}, as in {names[2]}=")  # fmt: skip
+        found.append(Setting(name, _value(part, name, value.split())))
     if len({one.name for one in found}) < len(found):
         raise UsageError(f"--set {text!r} sets something twice")
-    return Variant(tuple(found))
+    return Variant(tuple(found), live=live)
+
+
+def _no_such(name: str, live: bool) -> str:
+    if name in NAMES:
+        return "no program can set that on a socket, so not with --live"
+    if name in LIVE_NAMES:
+        return "only with --live"
+    return f"no such setting{suggest(name, LIVE_NAMES if live else NAMES)}"
+
+
+def _value(part: str, name: str, words: list[str]) -> str:
+    value = words[-1] if words else ""
+    if name == CONGESTION:
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,15}", value, re.ASCII):
+            raise UsageError(f"--set {part!r}: not a congestion control", "bbr, for example")
+    elif name == QDISC:
+        value = " ".join(words)
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,15}( [A-Za-z0-9_.%]{1,32}){0,40}", value, re.ASCII):
+            raise UsageError(f"--set {part!r}: not a queueing discipline",
+                             "write it as tc does: qdisc=tbf rate 20mbit burst 16kb limit 60kb")
+    else:
+        least, most = _BOUNDS[name]
+        if not value.isascii() or not value.isdecimal() or not least <= int(value) <= most:
+            raise UsageError(f"--set {part!r}: a number from {least} to {most} is needed")
+    return value
 
 
 def propose(seen: Seen, fitted: Fitted, algorithms: Sequence[str]) -> list[Variant]:
@@ -113,14 +148,25 @@ def _room(fitted: Fitted, now: float) -> int:
     return int(min(_LARGEST, 1 << int(max(4 * holds, 2 * now, 65_536) - 1).bit_length()))
 
 
+_ROUTE = "ip route change <the route to the peer, as ip route get shows it>"
+_PLACES = {
+    INITCWND: _ROUTE + " initcwnd {}", CLAMP: _ROUTE + " cwnd lock {}",
+    RTO_MIN: _ROUTE + " rto_min {}us",
+    QDISC: "tc qdisc replace dev <the device to the peer> root {}",
+    SO_SNDBUF: "the program: setsockopt(SOL_SOCKET, SO_SNDBUF, {})",
+    SO_RCVBUF: "the program: setsockopt(SOL_SOCKET, SO_RCVBUF, {})",
+    DELACK_MAX: "the program: setsockopt(IPPROTO_TCP, TCP_DELACK_MAX_US, {}), from Linux 6.15 on",
+}  # fmt: skip
+"""Where what is no sysctl is written."""
+
+
 def what_to_write(variant: Variant, settings: dict[str, str]) -> list[str]:
     """The commands that set it, with the host they are for. settings: what there is, by name."""
     lines = []
     for one in variant.settings:
-        host = "the receiver's host" if one.of_receiver else "this host"
-        if one.name == INITCWND:
-            lines.append(f"on {host}: ip route change <the route to the peer, as ip route get "
-                         f"shows it> initcwnd {one.value}")  # fmt: skip
+        host = "the receiver's host" if one.of_receiver and not variant.live else "this host"
+        if one.name in _PLACES:
+            lines.append(f"on {host}: {_PLACES[one.name].format(one.value)}")
             continue
         value, more = one.value, ""
         if one.name in (RMEM, WMEM):
