@@ -208,11 +208,12 @@ def show_failures(release: str, results: Path) -> None:
 
 
 def keep_seen(release: str, results: Path) -> None:
-    """Keeps what was seen, for scripts/kernels and scripts/conform; adds earlier records of ways
-    that are the same."""
-    if (judged := results / "conform.json").exists():
-        (cache() / "conform").mkdir(exist_ok=True)
-        shutil.copy(judged, cache() / "conform" / f"{release}.json")
+    """Keeps what was seen, for scripts/kernels, scripts/conform and scripts/packetdrill; adds
+    earlier records of ways that are the same."""
+    for name in ("conform", "drill"):
+        if (found := results / f"{name}.json").exists():
+            (cache() / name).mkdir(exist_ok=True)
+            shutil.copy(found, cache() / name / f"{release}.json")
     seen, kept = results / "seen.json", cache() / "seen" / f"{release}.json"
     if not seen.exists():
         return

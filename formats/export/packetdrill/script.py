@@ -13,6 +13,7 @@ from tcpkmon.formats.export.packetdrill.walking import (
     ARRIVED,
     ESTABLISHED,
     LOCKED,
+    RETRANSMIT,
     STATE_CHANGE,
     Event,
     Walk,
@@ -29,8 +30,8 @@ SYSCTL = (
     "max_reordering", "min_rtt_wlen", "min_tso_segs", "moderate_rcvbuf", "mtu_probing",
     "notsent_lowat", "pacing_ca_ratio", "pacing_ss_ratio", "pingpong_thresh", "recovery",
     "reordering", "retrans_collapse", "retries2", "rmem", "rto_max_ms", "rto_min_us", "sack",
-    "shrink_window", "slow_start_after_idle", "thin_linear_timeouts", "tso_rtt_log",
-    "tso_win_divisor", "window_scaling", "wmem",
+    "shrink_window", "slow_start_after_idle", "syn_linear_timeouts", "syn_retries",
+    "thin_linear_timeouts", "tso_rtt_log", "tso_win_divisor", "window_scaling", "wmem",
 )  # fmt: skip
 """Settings of net.ipv4.tcp_ that change what a connection does."""
 _DEVICE = (
@@ -86,6 +87,9 @@ class _Script:
             raise FileError(f"connection {found.name} has no record in that time")
         self._is_client = not self._is_part and self._first["state"] == _SYN_SENT
         self._fd = 3 if self._is_client else 4
+        self._syns = [row["ns"] for row in self._rows[: self._opened] if self._is_client
+                      and row["location"] == RETRANSMIT and row["state"] == _SYN_SENT]  # fmt: skip
+        """When the SYN was sent again."""
 
     def _find_start(self) -> int:
         """The last record up to the wanted time whose state a script can set up."""
@@ -116,8 +120,11 @@ class _Script:
             hidden += ["total_retrans"]
         else:
             start["snd_nxt"] = start["snd_una"]
+        if self._syns and self._has_timestamps():
+            hidden.append("backoff")  # only a round-trip time resets it (tcp_ack_update_rtt())
         walk = Walk(self._after, base, self._fd, start, hidden, self._found.sees_closing,
                     self._found.tick_ns)
+        walk.shift_ns = sum(self._syns_late())
         if self._is_client and known["segs_out"] - known["data_segs_out"] > walk._pure:
             walk._pure += 1
         events = walk.run()
@@ -148,6 +155,12 @@ class _Script:
                 return syn[0]["ns"]
         times = 2 if self._is_part else 1
         return self._first["ns"] - times * 1000 * self._rtt_us()
+
+    def _syns_late(self) -> list[int]:
+        """By how much each timer of a SYN may be late, ns."""
+        times = [self._begin_ns(), *self._syns]
+        return [most_late_ns(times[at] - times[at - 1], self._found.tick_ns)
+                for at in range(1, len(times))]  # fmt: skip
 
     def _leaves_out_growth(self) -> bool:
         """Whether the window's growth hangs on what happened before the part begins."""
@@ -234,11 +247,16 @@ class _Script:
         lead = f"{_LEAD_NS / 1e9:.6f}"
         socket = "0 socket(..., SOCK_STREAM, IPPROTO_TCP) = 3"
         if self._is_client:
-            opened = f"{(first['ns'] - self._begin_ns() + _LEAD_NS) / 1e9:.6f}"
+            zero, late, again = self._begin_ns() - _LEAD_NS, 0, []
+            for at, more in zip(self._syns, self._syns_late(), strict=True):
+                late += more
+                begin, end = ((at + by - zero) / 1e9 for by in (-late, late))
+                again += ["// sent again", f"{begin:.6f}~{end:.6f} > S 0:0(0) <...>"]
+            opened = f"{(first['ns'] + late - zero) / 1e9:.6f}"
             return [
                 socket, "+0 fcntl(3, F_SETFL, O_RDWR|O_NONBLOCK) = 0", *chosen,
                 f"{lead} connect(3, ..., ...) = -1 EINPROGRESS (Operation now in progress)",
-                f"{lead} > S 0:0(0) <...>",
+                f"{lead} > S 0:0(0) <...>", *again,
                 f"{opened} < S. 0:0(0) ack 1 win {window} {peer}", f"{opened} > . 1:1(0) ack 1",
             ]  # fmt: skip
         opened = f"{(_LEAD_NS + 1000 * self._rtt_us()) / 1e9:.6f}"
@@ -263,6 +281,15 @@ class _Script:
         names = [row["ca"] for row in (self._first, *self._after) if row["ca"]]
         name = self._found.algorithms[names[0] - 1] if names else ""
         return name if name.replace("_", "").isalnum() else ""
+
+
+def most_late_ns(delay_ns: int, tick_ns: int) -> int:
+    """By how much a timer of this length may expire late: the kernel's wheel rounds up, to eight
+    times as many ticks at each level (kernel/time/timer.c)."""
+    ticks, step = delay_ns // tick_ns, 1
+    while ticks >= 63 * step:
+        step *= 8
+    return (step + 1) * tick_ns
 
 
 def _ms(ns: int) -> str:
