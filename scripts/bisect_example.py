@@ -64,8 +64,10 @@ KERNELS = ["--over", "kernels", "6.1", "6.12", "newest", "--runs", "5", "--alpha
 
 def bisect(folder: Path, words: list[str]) -> str:
     """What the command said, with the machine, for the page. TcpkmonError where it fails."""
-    done = subprocess.run([TCPKMON, "bisect", *words], cwd=folder, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)  # fmt: skip
+    done = subprocess.run(
+        [TCPKMON, "bisect", *words], cwd=folder, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
     click.echo(done.stdout)
     if done.returncode:
         raise TcpkmonError(f"tcpkmon bisect ended with {done.returncode}")

@@ -65,8 +65,10 @@ class Tally:
 
     def write(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {"counts": self.by_rule(), "untellable": self.untellable, "proven": self.proven,
-                "others": self.others, "unseen": sorted(self.unseen), "left": self.left}  # fmt: skip
+        return {
+            "counts": self.by_rule(), "untellable": self.untellable, "proven": self.proven,
+            "others": self.others, "unseen": sorted(self.unseen), "left": self.left,
+        }  # fmt: skip
 
     def by_rule(self) -> dict[str, list[int]]:
         """How often each rule is kept, is broken, cannot be told."""
