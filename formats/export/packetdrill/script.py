@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.base.escape import for_terminal
@@ -24,6 +25,7 @@ _INFINITE = (1 << 31) - 1
 _LEAD_NS = 200_000_000
 """From the begin of the script to the connection's first event: room for what is set up."""
 _LEAST_RTT_US = 1_000
+_TIMESTAMP_BYTES = 12
 SYSCTL = (
     "adv_win_scale", "app_win", "autocorking", "comp_sack_delay_ns", "comp_sack_nr",
     "comp_sack_slack_ns", "dsack", "early_retrans", "frto", "limit_output_bytes",
@@ -177,9 +179,10 @@ class _Script:
                  "data in flight and the peer's window are set up. Left out: " + "; ".join(left)
                  + ".")  # fmt: skip
         if self._has_timestamps():
-            note("The peer's timestamps are not recorded: the script plays without them, and with "
-                 "an MSS that leaves their room. What they tell (round-trip times of segments that "
-                 "were sent again, false retransmissions) is left out.")  # fmt: skip
+            note("Timestamps, which this host offers, are not recorded: the script plays without "
+                 "them, and with an MSS that leaves their room. What they tell (round-trip times "
+                 "of segments that were sent again, false retransmissions) is left "
+                 "out.")  # fmt: skip
         if any(row["ecn_flags"] & 1 for row in self._rows):
             note("ECN was agreed. The script plays without, as the packets' marks are not "
                  "recorded.")  # fmt: skip
@@ -201,8 +204,11 @@ class _Script:
              "shutdown stands for close.")  # fmt: skip
 
     def _has_timestamps(self) -> bool:
-        """Whether segments had room for them."""
-        return any(row["advmss"] - row["mss"] == 12 for row in self._rows if row["state"] == 1)
+        """Whether segments had room for them: this host offers them, as far as is known, or what
+        it can receive fell by their size when the connection was opened."""
+        sizes = [row["advmss"] for row in self._rows]
+        return (self._found.sysctl.get("net.ipv4.tcp_timestamps", "0") != "0"
+                or any(a - b == _TIMESTAMP_BYTES for a, b in pairwise(sizes)))  # fmt: skip
 
     def _head(self, walk: Walk) -> str:
         found = self._found
