@@ -56,7 +56,7 @@ for pause in (1, 1, 0):
 
 SYSCTL = ["--over", "sysctl", SETTING, "--path", PATH, "--peer", "python3 serve.py", "-o", "runs",
           "--", "python3", "bursts.py"]  # fmt: skip
-KERNELS = ["--over", "kernels", "6.1", "6.12", "newest", "--runs", "5", "--alpha", "0.05",
+KERNELS = ["--over", "kernels", "6.1", "6.12", "newest", "--runs", "4", "--alpha", "0.05",
            "--metrics", "duration_us", "--path", "delay_ms=10,syn_loss=3", "--peer",
            "python3 serve.py", "-o", "kernels", "--", "python3", "send.py"]  # fmt: skip
 """The command's words, as the page has them; the programs are in the current folder."""
