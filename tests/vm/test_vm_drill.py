@@ -20,7 +20,7 @@ from scripts.packetdrill_page import SYNS, record, script_of, try_play
 from scripts.vm.kernels import version_key
 from tcpkmon.formats.export.packetdrill import Options
 
-TOLERANCE_US = 250_000
+TOLERANCE_US = 400_000
 """An emulated CPU is slow; the kernels differ by a second."""
 LINEAR = (6, 5)
 TRIES = 3
