@@ -108,8 +108,8 @@ def take(folder: Path, play: Play, names: Iterable[str], algorithm: str, until: 
 
 
 def of_guests() -> list[dict[str, Any]]:
-    """What tests/vm/test_vm_conform.py found in guests: kernel, broken (rules), tallies (by
-    congestion control); the oldest kernel first."""
+    """What tests/vm/test_vm_conform.py found in guests: kernel, broken (rules, by what breaks
+    them), tallies (by congestion control); the oldest kernel first."""
     read = [json.loads(path.read_text()) for path in (cache() / "conform").glob("*.json")]
     return sorted(read, key=lambda one: version_key(one["kernel"]))
 
@@ -118,9 +118,9 @@ def guests_sentence(found: list[dict[str, Any]]) -> str:
     """Which guests were asked, and what breaks rules in them."""
     if not found:
         return "No guest was asked."
-    names = ", ".join(
-        f"{one['kernel']} ({_names(one['broken']) if one['broken'] else 'none'})" for one in found
-    )
+    broken = [[rule for rules in one["broken"].values() for rule in rules] for one in found]
+    names = ", ".join(f"{one['kernel']} ({_names(sorted(rules)) or 'none'})"
+                      for one, rules in zip(found, broken, strict=True))  # fmt: skip
     captures = sum(told["proven"] for one in found for told in one["tallies"].values())
     return (f"Emulated guests: {captures} proven captures, each of all paths in turn; in brackets "
             f"the rules that were broken on purpose there too: {names}.")  # fmt: skip

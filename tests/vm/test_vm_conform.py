@@ -19,12 +19,12 @@ from scripts.conform_plays import Judged, judge, play_all
 from tcpkmon.collector.lab.endpoint import congestion_controls
 
 _tallies: dict[str, Tally] = {}
-_broken: set[str] = set()
+_broken: dict[str, list[str]] = {}
 
 
 def keep() -> None:
     """What was found so far, where the host reads it."""
-    told = {"kernel": platform.release(), "broken": sorted(_broken),
+    told = {"kernel": platform.release(), "broken": _broken,
             "tallies": {name: one.write() for name, one in _tallies.items()}}  # fmt: skip
     if folder := os.environ.get("TCPKMON_RESULTS"):
         Path(folder, "conform.json").write_text(json.dumps(told))
@@ -60,5 +60,5 @@ def test_what_breaks_a_rule(name: str, tmp_path: Path) -> None:
     one = conform_breaks.BREAKS[name]
     broken = {x.rule.name for x in found.breaks}
     assert {*one.rules} <= broken <= {*one.rules, *one.may}
-    _broken.update(one.rules)
+    _broken[name] = [*one.rules]
     keep()
