@@ -121,9 +121,11 @@ def guests_sentence(found: list[dict[str, Any]]) -> str:
     broken = [[rule for rules in one["broken"].values() for rule in rules] for one in found]
     names = ", ".join(f"{one['kernel']} ({_names(sorted(rules)) or 'none'})"
                       for one, rules in zip(found, broken, strict=True))  # fmt: skip
-    captures = sum(told["proven"] for one in found for told in one["tallies"].values())
-    return (f"Emulated guests: {captures} proven captures, each of all paths in turn; in brackets "
-            f"the rules that were broken on purpose there too: {names}.")  # fmt: skip
+    proven, others = (sum(told[key] for one in found for told in one["tallies"].values())
+                      for key in ("proven", "others"))  # fmt: skip
+    return (f"Emulated guests: {proven} proven captures and {others} others, each of all paths in "
+            "turn; in brackets the rules that were broken on purpose there too: "
+            f"{names}.")  # fmt: skip
 
 
 def _names(rules: Iterable[str]) -> str:
