@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bursts with pauses over 80 ms, bisected over a sysctl, and a picture: for docs/bisect.md."""
+"""Two plans of tcpkmon bisect whose answer is known, for docs/bisect.md: bursts with pauses over
+80 ms over a sysctl, with a picture; lost SYNs over kernels, in guests."""
 
 from __future__ import annotations
 
@@ -35,6 +36,12 @@ while True:
             end.send(b"!")
     end.close()
 """,
+    "send.py": """import os, socket
+end = socket.create_connection((os.environ["TCPKMON_PEER"], 5201))
+end.sendall(bytes(10_000))
+end.shutdown(socket.SHUT_WR)
+end.recv(1)
+""",
     "bursts.py": """import os, socket, time
 end = socket.socket()
 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
@@ -47,46 +54,56 @@ for pause in (1, 1, 0):
 }
 
 
-def words_of(folder: str, kept: Path) -> list[str]:
-    """The command, as the page has it; the programs are in the current folder."""
-    options = ["--over", "sysctl", SETTING, "--path", PATH, "--peer", "python3 serve.py", "-o",
-               str(kept.relative_to(folder))]  # fmt: skip
-    return ["tcpkmon", "bisect", *options, "--", "python3", "bursts.py"]
+SYSCTL = ["--over", "sysctl", SETTING, "--path", PATH, "--peer", "python3 serve.py", "-o", "runs",
+          "--", "python3", "bursts.py"]  # fmt: skip
+KERNELS = ["--over", "kernels", "6.1", "6.12", "newest", "--runs", "4", "--alpha", "0.05",
+           "--metrics", "duration_us", "--path", "delay_ms=10,syn_loss=3", "--peer",
+           "python3 serve.py", "-o", "kernels", "--", "python3", "send.py"]  # fmt: skip
+"""The command's words, as the page has them; the programs are in the current folder."""
+
+
+def bisect(folder: Path, words: list[str]) -> str:
+    """What the command said, with the machine, for the page. TcpkmonError where it fails."""
+    done = subprocess.run(
+        [TCPKMON, "bisect", *words], cwd=folder, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    click.echo(done.stdout)
+    if done.returncode:
+        raise TcpkmonError(f"tcpkmon bisect ended with {done.returncode}")
+    shown = " ".join(f"'{word}'" if " " in word else word for word in words)
+    machine = f"Linux {platform.release()}, {describe_machine()['cpu_model']}"
+    load = f"load {os.getloadavg()[0]:.0f} of {os.cpu_count()} CPUs"
+    lines = (f"# tcpkmon bisect {shown}", *done.stdout.splitlines())
+    wrapped = (textwrap.wrap(line, 114, subsequent_indent="    ", break_on_hyphens=False)
+               for line in lines)  # fmt: skip
+    return f"{machine}, {load}:\n\n" + "\n".join(
+        f"    {part}" for parts in wrapped for part in parts
+    )
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--docs", is_flag=True, help="Write the part and the picture of docs/bisect.md.")
+@click.option("--docs", is_flag=True, help="Write the part of docs/bisect.md, and its picture.")
+@click.option("--kernels", is_flag=True,
+              help="The plan over kernels alone, in emulated guests: half an hour.")
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
               help="Work here, and keep the captures.")
-def command(docs: bool, keep: Path | None) -> int:
-    """Bisect the sysctl, and draw the two sides."""
+def command(docs: bool, kernels: bool, keep: Path | None) -> int:
+    """Bisect the sysctl, and draw the two sides; or bisect kernels."""
     with tempfile.TemporaryDirectory() as made:
         folder = (keep or Path(made)).resolve()
         folder.mkdir(exist_ok=True)
         for name, text in PROGRAMS.items():
             (folder / name).write_text(text)
-        words = words_of(str(folder), folder / "runs")
-        done = subprocess.run([TCPKMON, *words[1:]], cwd=folder, text=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, check=False)  # fmt: skip
-        click.echo(done.stdout)
-        if done.returncode:
-            raise TcpkmonError(f"tcpkmon bisect ended with {done.returncode}")
-        sides = sorted(str(path) for path in (folder / "runs").iterdir())
-        picture = PICTURE if docs else folder / PICTURE.name
-        subprocess.run([TCPKMON, "diff", *(f"{side.rpartition('idle=')[2]}={side}" for side in
-                                           sides), "-o", picture, "--force"],
-                       check=True, stdout=subprocess.DEVNULL)  # fmt: skip
-    shown = " ".join(f"'{word}'" if " " in word else word for word in words)
-    machine = f"Linux {platform.release()}, {describe_machine()['cpu_model']}"
-    load = f"load {os.getloadavg()[0]:.0f} of {os.cpu_count()} CPUs"
-    lines = (f"# {shown}", *done.stdout.splitlines())
-    wrapped = (textwrap.wrap(line, 114, subsequent_indent="    ", break_on_hyphens=False)
-               for line in lines)  # fmt: skip
-    text = f"{machine}, {load}:\n\n" + "\n".join(
-        f"    {part}" for parts in wrapped for part in parts
-    )
+        told = bisect(folder, KERNELS if kernels else SYSCTL)
+        if not kernels:
+            sides = sorted(str(path) for path in (folder / "runs").iterdir())
+            picture = PICTURE if docs else folder / PICTURE.name
+            subprocess.run([TCPKMON, "diff", *(f"{side.rpartition('idle=')[2]}={side}" for side in
+                                               sides), "-o", picture, "--force"],
+                           check=True, stdout=subprocess.DEVNULL)  # fmt: skip
     if docs:
-        write_part(PAGE, "bisect-example", text)
+        write_part(PAGE, "bisect-kernels" if kernels else "bisect-example", told)
     return 0
 
 

@@ -9,8 +9,9 @@ import platform
 import re
 import sys
 import tempfile
+import textwrap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,31 +46,42 @@ def rules_table() -> str:
 
 @dataclass
 class Tally:
-    """What the captures with one congestion control show. counts: (rules, 3)."""
+    """What the captures with one congestion control show. counts: (rules, 3). unseen: what the
+    kernel showed no program. left: plays that were not begun, as the time was up."""
 
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros((len(RULES), 3), np.int64))
     untellable: dict[str, str] = field(default_factory=dict)
     proven: int = 0
     others: int = 0
+    unseen: set[str] = field(default_factory=set)
+    left: int = 0
 
     @classmethod
     def read(cls, told: dict[str, Any]) -> Tally:
         """What write() made, perhaps with other rules."""
         counts = [told["counts"].get(rule.name, [0, 0, 0]) for rule in RULES]
-        return cls(np.array(counts), told["untellable"], told["proven"], told["others"])
+        return cls(np.array(counts), told["untellable"], told["proven"], told["others"],
+                   {*told["unseen"]}, told["left"])  # fmt: skip
 
     def write(self) -> dict[str, Any]:
         """As JSON has it."""
+        return {
+            "counts": self.by_rule(), "untellable": self.untellable, "proven": self.proven,
+            "others": self.others, "unseen": sorted(self.unseen), "left": self.left,
+        }  # fmt: skip
+
+    def by_rule(self) -> dict[str, list[int]]:
+        """How often each rule is kept, is broken, cannot be told."""
         names = (rule.name for rule in RULES)
-        counts = dict(zip(names, self.counts.tolist(), strict=True))
-        return {"counts": counts, "untellable": self.untellable, "proven": self.proven,
-                "others": self.others}  # fmt: skip
+        return dict(zip(names, self.counts.tolist(), strict=True))
 
     def add(self, judged: Judged) -> None:
         self.counts += sum(judged.verdicts.counts.values(), np.zeros_like(self.counts))
         self.untellable |= judged.verdicts.untellable
         self.proven += judged.proven
         self.others += not judged.proven
+        if judged.proven and judged.verdicts.unsure:
+            self.unseen.add(judged.verdicts.unsure)
 
 
 def take(folder: Path, play: Play, names: Iterable[str], algorithm: str, until: float) -> Tally:
@@ -83,6 +95,7 @@ def take(folder: Path, play: Play, names: Iterable[str], algorithm: str, until: 
         judged = judge(path) if path.exists() else None
         if judged is None or not judged.proven:
             if time.monotonic() > until:
+                tally.left += 1
                 continue
             play(path, name, algorithm)
             judged = judge(path)
@@ -94,14 +107,29 @@ def take(folder: Path, play: Play, names: Iterable[str], algorithm: str, until: 
     return tally
 
 
-def of_guests() -> dict[str, Tally]:
-    """What tests/vm/test_vm_conform.py found in guests, by kernel and congestion control."""
-    read = (json.loads(path.read_text()) for path in (cache() / "conform").glob("*.json"))
-    return {
-        f"{one['kernel']} {name}": Tally.read(told)
-        for one in sorted(read, key=lambda one: version_key(one["kernel"]))
-        for name, told in sorted(one["tallies"].items())
-    }
+def of_guests() -> list[dict[str, Any]]:
+    """What tests/vm/test_vm_conform.py found in guests: kernel, broken (rules, by what breaks
+    them), tallies (by congestion control); the oldest kernel first."""
+    read = [json.loads(path.read_text()) for path in (cache() / "conform").glob("*.json")]
+    return sorted(read, key=lambda one: version_key(one["kernel"]))
+
+
+def guests_sentence(found: list[dict[str, Any]]) -> str:
+    """Which guests were asked, and what breaks rules in them."""
+    if not found:
+        return "No guest was asked."
+    broken = [[rule for rules in one["broken"].values() for rule in rules] for one in found]
+    names = ", ".join(f"{one['kernel']} ({_names(sorted(rules)) or 'none'})"
+                      for one, rules in zip(found, broken, strict=True))  # fmt: skip
+    proven, others = (sum(told[key] for one in found for told in one["tallies"].values())
+                      for key in ("proven", "others"))  # fmt: skip
+    return (f"Emulated guests: {proven} proven captures and {others} others, each of all paths in "
+            "turn; in brackets the rules that were broken on purpose there too: "
+            f"{names}.")  # fmt: skip
+
+
+def _names(rules: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in rules)
 
 
 def matrix(tallies: dict[str, Tally]) -> str:
@@ -125,7 +153,19 @@ def alarms(tallies: dict[str, Tally]) -> str:
     for name, one in tallies.items():
         numbers = " | ".join(f"{n:,}" for n in one.counts.sum(axis=0).tolist())
         lines.append(f"| {name} | {one.proven} | {one.others} | {numbers} |")
-    return "\n".join(lines)
+    return "\n".join((*lines, "", *textwrap.wrap(" ".join(_remarks(tallies)), 118)))
+
+
+def _remarks(tallies: dict[str, Tally]) -> Iterator[str]:
+    """What is to be said of the table of alarms() besides."""
+    yield f"In all {sum(one.proven for one in tallies.values()):,} proven captures."
+    if left := [f"{one.left} of the {name}" for name, one in tallies.items() if one.left]:
+        yield f"Not played, as the time was up: {'; '.join(left)}."
+    untold = sum((one.counts[:, 2] for one in tallies.values()), np.zeros(len(RULES), np.int64))
+    if untold.any():
+        names = _names(rule.name for rule, n in zip(RULES, untold.tolist(), strict=True) if n)
+        why = sorted({text for one in tallies.values() for text in one.unseen})
+        yield f"What cannot be told is {names}" + (f" ({'; '.join(why)})." if why else ".")
 
 
 def breaks(folder: Path) -> str:
@@ -191,7 +231,11 @@ def command(
             for part, tallies in parts.items()
         }))  # fmt: skip
     kernel = platform.release()
-    table = matrix({f"{kernel} {name}": one for name, one in of_paths.items()} | of_guests())
+    guests = of_guests()
+    columns = {f"{kernel} {name}": one for name, one in of_paths.items()}
+    columns |= {f"{one['kernel']} {name}": Tally.read(told)
+                for one in guests for name, told in sorted(one["tallies"].items())}  # fmt: skip
+    table = "\n".join((matrix(columns), "", *textwrap.wrap(guests_sentence(guests), 118)))
     counts = alarms({
         f"{what}, {name}": one
         for what, tallies in (("paths above", of_paths), ("scenarios of `why`", of_scenarios))

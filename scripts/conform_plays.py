@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tcpkmon.collector.capturing import Capture, start
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.link import Link, Way
-from tcpkmon.collector.lab.namespaces import Side
+from tcpkmon.collector.lab.namespaces import Side, sysctl_path
 from tcpkmon.collector.lab.pair import Pair, drain, join, listening
 from tcpkmon.formats.analysis.conform import Verdicts, conform, why_unsure
 from tcpkmon.formats.analysis.why import Source
@@ -116,19 +116,39 @@ def play(path: Path, name: str, algorithm: str) -> None:
     play_course(path, PATHS[name], algorithm)
 
 
+def play_all(path: Path, algorithm: str) -> None:
+    """A transfer over each path in turn, captured into one file: in an emulated guest a capture
+    takes half a minute to begin. No transfer learns from the one before it."""
+    with Lab(link=Link(Way(), _BACK)) as lab:
+        lab.a.set_sysctls({"net.ipv4.tcp_no_metrics_save": "1"})
+        assert lab.wire is not None
+        with capturing(lab.a, path):
+            for course in PATHS.values():
+                lab.link = Link(course.way, _BACK)
+                lab.wire.change(0, course.way)
+                before = {name: lab.a.run(sysctl_path(name).read_text) for name in course.settings}
+                lab.a.set_sysctls(course.settings)
+                _transfer(lab, course, algorithm)
+                lab.a.set_sysctls(before)
+
+
 def play_course(path: Path, course: Course, algorithm: str) -> None:
     """One transfer, captured into a file."""
     with Lab(link=Link(course.way, _BACK)) as lab:
         lab.a.set_sysctls(course.settings)
         with capturing(lab.a, path):
-            with listening(lab.b, SERVER) as listener:
-                chosen = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm.encode())
-                pair = join(lab.a, listener, SERVER, [chosen])
-            reading = drain(pair.server)
-            with suppress(OSError):
-                course.act(lab, pair)
-            pair.close()
-            reading.join(5)
+            _transfer(lab, course, algorithm)
+
+
+def _transfer(lab: Lab, course: Course, algorithm: str) -> None:
+    with listening(lab.b, SERVER) as listener:
+        chosen = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm.encode())
+        pair = join(lab.a, listener, SERVER, [chosen])
+    reading = drain(pair.server)
+    with suppress(OSError):
+        course.act(lab, pair)
+    pair.close()
+    reading.join(5)
 
 
 def capturing(side: Side, path: Path) -> Capture:

@@ -4,6 +4,7 @@ the examples and the table of docs/packetdrill.md."""
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
 import socket
@@ -20,13 +21,16 @@ import click
 from scripts.conform_plays import capturing
 from scripts.drill.language import ScriptError
 from scripts.drill.player import play
-from scripts.experiments.report import write_part
+from scripts.experiments.report import rows_of, write_part
+from scripts.vm.kernels import version_key
+from scripts.vm.tools import cache
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.link import Link, Way
 from tcpkmon.collector.lab.pair import Pair, drain, join, listening
 from tcpkmon.collector.linux.machine import describe_machine
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.export.packetdrill import Options, make_script, read_connection
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "packetdrill.md"
@@ -57,6 +61,13 @@ def requests(pair: Pair) -> None:
     time.sleep(0.3)
 
 
+def message(pair: Pair) -> None:
+    """A short one, in one direction."""
+    pair.client.sendall(bytes(3000))
+    time.sleep(0.5)
+
+
+SYNS = "lost SYNs"
 CASES: dict[str, tuple[Way, Act, str]] = {
     "loss": (replace(_WAY, lose=(30_000, 31_000)), bulk, "cubic"),
     "tail": (replace(_WAY, lose=(190_000, 200_000)), bulk, "cubic"),
@@ -65,10 +76,12 @@ CASES: dict[str, tuple[Way, Act, str]] = {
     "pause": (_WAY, pause, "cubic"),
     "requests": (_WAY, requests, "cubic"),
     "reno": (replace(_WAY, lose=(30_000, 31_000)), bulk, "reno"),
+    SYNS: (replace(_WAY, syn_loss=3), message, "cubic"),
 }
 CHANGES = {
     "no loss probe": ("tail", {"net.ipv4.tcp_early_retrans": "0"}),
     "no slow start after idle": ("pause", {"net.ipv4.tcp_slow_start_after_idle": "0"}),
+    "SYNs back off at once": (SYNS, {"net.ipv4.tcp_syn_linear_timeouts": "0"}),
 }  # fmt: skip
 
 
@@ -122,13 +135,48 @@ def play_real(text: str, program: str) -> str:
     return done.stderr.strip() or str(done.returncode) if done.returncode else ""
 
 
+def kernels_part() -> str:
+    """What tests/vm/test_vm_drill.py found in guests: a row for each kernel that played, a column
+    for each that was captured; and the begin of one of the scripts."""
+    read = [json.loads(path.read_text()) for path in (cache() / "drill").glob("*.json")]
+    if not read:
+        raise UsageError("no guest has played",
+                         "scripts/vmtest 6.1 6.12 newest -- tests/vm/test_vm_drill.py")  # fmt: skip
+    read.sort(key=lambda one: version_key(one["kernel"]))
+    names = sorted({name for one in read for name in one["plays"]}, key=version_key)
+    rows = []
+    for one in read:
+        said = [one["plays"].get(name) for name in names]
+        cells = ["-" if text is None else f"fails: {text}" if text else "passes" for text in said]
+        rows.append([one["kernel"], *cells])
+    table = rows_of(["played on", *(f"script of {name}" for name in names)], rows)
+    shown = [f"Of the script of {one['kernel']}:\n\n```\n{_syns(one['script'])}\n```"
+             for one in (read[0], read[-1])]  # fmt: skip
+    return "\n\n".join(("\n".join(table), *shown))
+
+
+def _syns(text: str) -> str:
+    """The lines of the handshake."""
+    lines = text.splitlines()
+    begin = next(at for at, line in enumerate(lines) if " connect(" in line)
+    end = next(at for at, line in enumerate(lines) if " < S. " in line)
+    return "\n".join(lines[begin : end + 2])
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--docs", is_flag=True, help="Write the table into docs/packetdrill.md.")
+@click.option("--docs", is_flag=True, help="Write the tables into docs/packetdrill.md.")
+@click.option("--guests", is_flag=True,
+              help="Play nothing: only the table of what tests/vm/test_vm_drill.py found.")
 @click.option("--times", default=5, show_default=True, help="How often each script is played.")
 @click.option("--program", default=shutil.which("packetdrill") or "", metavar="PACKETDRILL",
               help="packetdrill itself, which plays them too.")
-def command(docs: bool, times: int, program: str) -> int:
+def command(docs: bool, guests: bool, times: int, program: str) -> int:
     """Capture transfers, make scripts of them, play each several times."""
+    if guests:
+        click.echo(found := kernels_part())
+        if docs:
+            write_part(PAGE, "packetdrill-kernels", found)
+        return 0
     lines = ["| transfer | player | packetdrill |", "| --- | ---: | ---: |"]
     changed = ["| changed | transfer | passes | fails with |", "| --- | --- | ---: | --- |"]
     with tempfile.TemporaryDirectory() as folder:

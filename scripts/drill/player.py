@@ -286,7 +286,8 @@ def _make_device() -> int:
 
 
 def _say(packet: Packet) -> str:
-    return f"{packet.flags} {packet.seq}:{packet.seq + packet.size}({packet.size}) ack {packet.ack}"
+    ack = "" if packet.ack is None else f" ack {packet.ack}"
+    return f"{packet.flags} {packet.seq}:{packet.seq + packet.size}({packet.size}){ack}"
 
 
 def _checksum(data: bytes) -> int:

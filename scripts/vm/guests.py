@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -18,12 +17,13 @@ from typing import Any
 
 from scripts.vm import arm64
 from scripts.vm.kernels import arch_of
-from scripts.vm.tools import ROOT, cache, say
+from scripts.vm.tools import ROOT, Failure, cache, run, say
 
 STALL_S = 540.0
 """A guest that writes nothing for so long hangs; a test's own time limit is shorter."""
 APPEND = "tsc=reliable mitigations=off nowatchdog audit=0 tcpkmon-guest"
 """A test or guest.sh switches the second CPU on. The rest saves work for an emulated CPU."""
+_TSC = re.compile(r"tsc: (?:Detected|Refined TSC clocksource calibration:) ([\d.]+) MHz")
 BROKEN = re.compile(
     r"Kernel panic|\bBUG: (?!soft lockup|workqueue)|Oops:|general protection fault[,:]"
 )
@@ -67,6 +67,16 @@ class Verdict:
             say(f"{self.release}  not reached: {' '.join(self.unreached)}")
 
 
+def tsc_option() -> str:
+    """The frequency of the host's time stamp counter, which is the guests' too. A guest that
+    measures it beside other work finds a third of it, and its clock is three times too fast."""
+    try:
+        found = _TSC.findall(run("dmesg"))
+    except Failure:
+        return ""
+    return f" tsc_early_khz={round(1000 * float(found[-1]))}" if found else ""
+
+
 def boot_command(release: str, folder: Path, results: Path) -> list[str]:
     """Boots the kernel and runs guest.sh, which finds the tests in `results`. TCPKMON_GUEST_CPUS:
     how many CPUs it has, all of them on; else two, the second off."""
@@ -82,7 +92,7 @@ def boot_command(release: str, folder: Path, results: Path) -> list[str]:
         "--qemu-opts=-accel tcg,thread=single -cpu Nehalem"
         " -fsdev local,id=cached,path=/,readonly=on,security_model=none,multidevs=remap"
         " -device virtio-9p-pci,fsdev=cached,mount_tag=cached",
-        "--append", APPEND if cpus else f"maxcpus=1 {APPEND}",
+        "--append", (APPEND if cpus else f"maxcpus=1 {APPEND}") + tsc_option(),
         "--exec", f"bash '{ROOT}/tests/vm/guest.sh' '{ROOT}' '{results}'",
     ]  # fmt: skip
 
@@ -208,11 +218,17 @@ def show_failures(release: str, results: Path) -> None:
 
 
 def keep_seen(release: str, results: Path) -> None:
-    """Keeps what was seen, for scripts/kernels and scripts/conform; adds earlier records of ways
-    that are the same."""
-    if (judged := results / "conform.json").exists():
-        (cache() / "conform").mkdir(exist_ok=True)
-        shutil.copy(judged, cache() / "conform" / f"{release}.json")
+    """Keeps what was seen, for scripts/kernels, scripts/conform and scripts/packetdrill; adds
+    earlier records of ways that are the same."""
+    for name in ("conform", "drill"):
+        if (found := results / f"{name}.json").exists():
+            kept = cache() / name / f"{release}.json"
+            told = json.loads(kept.read_text()) if kept.exists() else {}
+            for key, value in json.loads(found.read_text()).items():
+                # A run of some tests leaves what others found.
+                told[key] = told.get(key, {}) | value if isinstance(value, dict) else value
+            kept.parent.mkdir(exist_ok=True)
+            kept.write_text(json.dumps(told))
     seen, kept = results / "seen.json", cache() / "seen" / f"{release}.json"
     if not seen.exists():
         return

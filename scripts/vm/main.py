@@ -70,6 +70,7 @@ MORE_TESTS = (
     "tests/vm/test_vm_why.py",
     "tests/vm/test_vm_join.py",
     "tests/vm/test_vm_conform.py",
+    "tests/vm/test_vm_drill.py",
     "tests/vm/test_vm_bisect.py",
     "tests/vm/test_vm_cpus.py",
     "tests/vm/test_vm_ci.py",

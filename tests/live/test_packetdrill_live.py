@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from scripts.drill.language import ScriptError
 from scripts.drill.player import play
-from scripts.packetdrill_page import play_real, record, script_of, try_play
+from scripts.packetdrill_page import SYNS, play_real, record, script_of, try_play
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.commands.packetdrill import command
@@ -45,6 +45,16 @@ def test_a_loss_passes_and_another_loss_recovery_does_not(tmp_path: Path) -> Non
     assert not passed and "the kernel sent it" in why
     # It is the script that fails, and not the player: with the setting as it was, it passes.
     assert passes(text)
+
+
+def test_lost_syns(tmp_path: Path) -> None:
+    """The first ones are sent again each second: what Linux did before 6.5 fails."""
+    path = tmp_path / "run.pm"
+    text = script_of(path, record(path, SYNS))
+    assert text.count(" > S 0:0(0) <...>") == 4
+    assert passes(text)
+    passed, why = try_play(text, {"net.ipv4.tcp_syn_linear_timeouts": "0"}, 1)
+    assert not passed and "S 0:0(0)" in why
 
 
 def test_a_part_of_a_connection_begins_in_its_midst(tmp_path: Path) -> None:

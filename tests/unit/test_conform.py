@@ -173,6 +173,14 @@ def test_what_else_breaks_a_rule(
     assert counts(write(tmp_path / "broken.pm", edited))[name][1] == 1
 
 
+def test_what_a_loss_probe_mended_is_another_reduction(tmp_path: Path) -> None:
+    """It begins and ends with one ACK; one that lasts longer is of this window."""
+    records = [LOSS | {"callvalue": 2}, LOSS | {"ca_state": 2, "callvalue": 0}, LOSS]
+    assert counts(write(tmp_path / "a.pm", records))["once"][1] == 0
+    records.insert(1, {"ca_state": 2, "snd_ssthresh": 10})
+    assert counts(write(tmp_path / "b.pm", records))["once"][1] == 1
+
+
 def test_a_reduction_that_goes_on_is_sure_though_records_may_be_missing(tmp_path: Path) -> None:
     """undo_marker and high_seq say that none was undone and none followed."""
     records = [LOSS | {"undo_marker": 1000, "high_seq": 11_000},

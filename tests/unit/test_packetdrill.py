@@ -92,7 +92,7 @@ def test_a_client_with_a_loss() -> None:
     at = lines.index("// sent again")
     assert lines[at + 1] == "0.263000 > . 1001:2001(1000) ack 1 <...>"
     assert "assert tcpi_ca_state == TCP_CA_Recovery, tcpi_ca_state" in lines
-    assert "assumed" not in text and "GAP" not in text and "timestamps" not in notes
+    assert "assumed" not in text and "GAP" not in text and "imestamps" not in notes
     script = parse(text)
     assert script.tolerance == 0.02
     assert [one.begin for one in script.events] == sorted(one.begin for one in script.events)
@@ -131,12 +131,39 @@ def test_a_part_begins_where_nothing_is_lost() -> None:
 
 
 def test_timestamps_ecn_and_a_timer_are_told() -> None:
-    rows = [dict(row, mss=988, advmss=1000, ecn_flags=1) for row in LOSS]
+    rows = [dict(row, mss=1448, advmss=1448, ecn_flags=1) for row in LOSS]
+    assert "timestamps" not in made(rows)[1].lower()
+    rows[1]["advmss"] = 1460
     rows.insert(5, dict(rows[5], location=14))
     text, notes = made(rows)
-    assert "timestamps are not recorded" in notes and "ECN was agreed" in notes
+    assert "Timestamps, which this host offers, are" in notes and "ECN was agreed" in notes
     assert "8 ms later" in notes and "// 0.263000 the retransmission timer expires" in text
     assert "0.263000 > . 1001:2001" in text and "0.292000 < . 1:1(0) ack 5001" in text
+
+
+def test_syns_that_are_sent_again() -> None:
+    """By timers, which a wheel makes late: by 9 ticks of 4 ms after a second, 65 after 4 s."""
+    syn = {"location": 2, "state": 2, "total_retrans": 0, "seg_flags": 2}
+    rows = [
+        LOSS[0], record(1010, 0, 1, 1, **syn), record(5020, 0, 1, 1, **syn),
+        *(dict(row, ns=row["ns"] + 5020 * MS, next_tx_us=row["next_tx_us"] + 5_020_000)
+          for row in LOSS[1:]),
+    ]  # fmt: skip
+    text, notes = made(rows)
+    lines = text.splitlines()
+    at = lines.index("0.200000 > S 0:0(0) <...>")
+    assert lines[at + 1 : at + 6] == [
+        "// sent again", "1.174000~1.246000 > S 0:0(0) <...>",
+        "// sent again", "4.924000~5.516000 > S 0:0(0) <...>",
+        "5.536000 < S. 0:0(0) ack 1 win 60000 <mss 1000,nop,nop,sackOK,nop,wscale 7>",
+    ]  # fmt: skip
+    assert "5.556000 write(3, ..., 5000) = 5000" in lines and "tcpi_backoff" in text
+    assert "is 296 ms later" in notes
+    begins = [one.begin for one in parse(text).events]
+    assert begins == sorted(begins)
+    # Without timestamps there is no round-trip time of a SYN that was sent again.
+    timed, _ = made(rows, sysctl={"net.ipv4.tcp_timestamps": "1"})
+    assert "tcpi_backoff" not in timed
 
 
 def test_without_what_arrives_after_the_end() -> None:

@@ -128,7 +128,9 @@ RULES = (
         "more loosely, more than once every round-trip time).",
         _once,
         "A reduction that turns out to be needless is undone, and another one may follow in the "
-        "same window (comment in tcp_fastretrans_alert(): Undo reverts the recovery state).",
+        "same window (comment in tcp_fastretrans_alert(): Undo reverts the recovery state). So it "
+        "may after a loss probe: to what that mended, only the next window's first ACK reacts "
+        "(comment in tcp_process_tlp_ack(): ACK advances: there was a loss).",
         needs=("ca_name",), across="entry", locations=("CONG_STATE",), undo=True,
         shows=("snd_una", "snd_max", "snd_cwnd_segs", "snd_ssthresh"),
     ),

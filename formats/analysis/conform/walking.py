@@ -111,6 +111,11 @@ class _Places:
         if "undo_marker" in rows.columns:  # an undo ends the search for another one
             marker = rows["undo_marker"]
             undone |= self.locked & (self.was >= 0) & ~reduces & (marker == 0) & (marker[safe] > 0)
+        # What a loss probe mended is reacted to by the next window's first ACK, which begins and
+        # ends CWR (tcp_process_tlp_ack()): what that window loses may be reacted to as well.
+        undone |= (location == CONG_STATE) & (rows["ca_state"] == CWR) & (self.was >= 0) & (
+            reduces[safe] & (rows["callvalue"][safe] == CWR)
+        )  # fmt: skip
         self._marks = reduces | undone
         entry: Array = self._before(self._marks)
         self.entry = np.where((entry >= 0) & reduces[np.maximum(entry, 0)], entry, -1)

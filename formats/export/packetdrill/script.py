@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.base.escape import for_terminal
@@ -13,6 +14,7 @@ from tcpkmon.formats.export.packetdrill.walking import (
     ARRIVED,
     ESTABLISHED,
     LOCKED,
+    RETRANSMIT,
     STATE_CHANGE,
     Event,
     Walk,
@@ -23,14 +25,15 @@ _INFINITE = (1 << 31) - 1
 _LEAD_NS = 200_000_000
 """From the begin of the script to the connection's first event: room for what is set up."""
 _LEAST_RTT_US = 1_000
+_TIMESTAMP_BYTES = 12
 SYSCTL = (
     "adv_win_scale", "app_win", "autocorking", "comp_sack_delay_ns", "comp_sack_nr",
     "comp_sack_slack_ns", "dsack", "early_retrans", "frto", "limit_output_bytes",
     "max_reordering", "min_rtt_wlen", "min_tso_segs", "moderate_rcvbuf", "mtu_probing",
     "notsent_lowat", "pacing_ca_ratio", "pacing_ss_ratio", "pingpong_thresh", "recovery",
     "reordering", "retrans_collapse", "retries2", "rmem", "rto_max_ms", "rto_min_us", "sack",
-    "shrink_window", "slow_start_after_idle", "thin_linear_timeouts", "tso_rtt_log",
-    "tso_win_divisor", "window_scaling", "wmem",
+    "shrink_window", "slow_start_after_idle", "syn_linear_timeouts", "syn_retries",
+    "thin_linear_timeouts", "tso_rtt_log", "tso_win_divisor", "window_scaling", "wmem",
 )  # fmt: skip
 """Settings of net.ipv4.tcp_ that change what a connection does."""
 _DEVICE = (
@@ -86,6 +89,9 @@ class _Script:
             raise FileError(f"connection {found.name} has no record in that time")
         self._is_client = not self._is_part and self._first["state"] == _SYN_SENT
         self._fd = 3 if self._is_client else 4
+        self._syns = [row["ns"] for row in self._rows[: self._opened] if self._is_client
+                      and row["location"] == RETRANSMIT and row["state"] == _SYN_SENT]  # fmt: skip
+        """When the SYN was sent again."""
 
     def _find_start(self) -> int:
         """The last record up to the wanted time whose state a script can set up."""
@@ -116,8 +122,11 @@ class _Script:
             hidden += ["total_retrans"]
         else:
             start["snd_nxt"] = start["snd_una"]
+        if self._syns and self._has_timestamps():
+            hidden.append("backoff")  # only a round-trip time resets it (tcp_ack_update_rtt())
         walk = Walk(self._after, base, self._fd, start, hidden, self._found.sees_closing,
                     self._found.tick_ns)
+        walk.shift_ns = sum(self._syns_late())
         if self._is_client and known["segs_out"] - known["data_segs_out"] > walk._pure:
             walk._pure += 1
         events = walk.run()
@@ -149,6 +158,12 @@ class _Script:
         times = 2 if self._is_part else 1
         return self._first["ns"] - times * 1000 * self._rtt_us()
 
+    def _syns_late(self) -> list[int]:
+        """By how much each timer of a SYN may be late, ns."""
+        times = [self._begin_ns(), *self._syns]
+        return [most_late_ns(times[at] - times[at - 1], self._found.tick_ns)
+                for at in range(1, len(times))]  # fmt: skip
+
     def _leaves_out_growth(self) -> bool:
         """Whether the window's growth hangs on what happened before the part begins."""
         return self._is_part and self._first["snd_ssthresh"] < _INFINITE
@@ -164,9 +179,10 @@ class _Script:
                  "data in flight and the peer's window are set up. Left out: " + "; ".join(left)
                  + ".")  # fmt: skip
         if self._has_timestamps():
-            note("The peer's timestamps are not recorded: the script plays without them, and with "
-                 "an MSS that leaves their room. What they tell (round-trip times of segments that "
-                 "were sent again, false retransmissions) is left out.")  # fmt: skip
+            note("Timestamps, which this host offers, are not recorded: the script plays without "
+                 "them, and with an MSS that leaves their room. What they tell (round-trip times "
+                 "of segments that were sent again, false retransmissions) is left "
+                 "out.")  # fmt: skip
         if any(row["ecn_flags"] & 1 for row in self._rows):
             note("ECN was agreed. The script plays without, as the packets' marks are not "
                  "recorded.")  # fmt: skip
@@ -188,8 +204,11 @@ class _Script:
              "shutdown stands for close.")  # fmt: skip
 
     def _has_timestamps(self) -> bool:
-        """Whether segments had room for them."""
-        return any(row["advmss"] - row["mss"] == 12 for row in self._rows if row["state"] == 1)
+        """Whether segments had room for them: this host offers them, as far as is known, or what
+        it can receive fell by their size when the connection was opened."""
+        sizes = [row["advmss"] for row in self._rows]
+        return (self._found.sysctl.get("net.ipv4.tcp_timestamps", "0") != "0"
+                or any(a - b == _TIMESTAMP_BYTES for a, b in pairwise(sizes)))  # fmt: skip
 
     def _head(self, walk: Walk) -> str:
         found = self._found
@@ -234,11 +253,16 @@ class _Script:
         lead = f"{_LEAD_NS / 1e9:.6f}"
         socket = "0 socket(..., SOCK_STREAM, IPPROTO_TCP) = 3"
         if self._is_client:
-            opened = f"{(first['ns'] - self._begin_ns() + _LEAD_NS) / 1e9:.6f}"
+            zero, late, again = self._begin_ns() - _LEAD_NS, 0, []
+            for at, more in zip(self._syns, self._syns_late(), strict=True):
+                late += more
+                begin, end = ((at + by - zero) / 1e9 for by in (-late, late))
+                again += ["// sent again", f"{begin:.6f}~{end:.6f} > S 0:0(0) <...>"]
+            opened = f"{(first['ns'] + late - zero) / 1e9:.6f}"
             return [
                 socket, "+0 fcntl(3, F_SETFL, O_RDWR|O_NONBLOCK) = 0", *chosen,
                 f"{lead} connect(3, ..., ...) = -1 EINPROGRESS (Operation now in progress)",
-                f"{lead} > S 0:0(0) <...>",
+                f"{lead} > S 0:0(0) <...>", *again,
                 f"{opened} < S. 0:0(0) ack 1 win {window} {peer}", f"{opened} > . 1:1(0) ack 1",
             ]  # fmt: skip
         opened = f"{(_LEAD_NS + 1000 * self._rtt_us()) / 1e9:.6f}"
@@ -263,6 +287,15 @@ class _Script:
         names = [row["ca"] for row in (self._first, *self._after) if row["ca"]]
         name = self._found.algorithms[names[0] - 1] if names else ""
         return name if name.replace("_", "").isalnum() else ""
+
+
+def most_late_ns(delay_ns: int, tick_ns: int) -> int:
+    """By how much a timer of this length may expire late: the kernel's wheel rounds up, to eight
+    times as many ticks at each level (kernel/time/timer.c)."""
+    ticks, step = delay_ns // tick_ns, 1
+    while ticks >= 63 * step:
+        step *= 8
+    return (step + 1) * tick_ns
 
 
 def _ms(ns: int) -> str:
