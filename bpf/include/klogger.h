@@ -106,8 +106,7 @@ static u64 (*klogger_compare_exchange)(void *at, u64 old, u64 new) = (void *)0x6
 #define KLOGGER_IS_U64(at) sizeof(char[sizeof(*(at)) == 8 ? 1 : -1])
 #define __sync_fetch_and_add(at, value)                                                            \
     (sizeof(*(at)) == 8 ? klogger_fetch_add(at, value) : (__sync_fetch_and_add)(at, value))
-#define __sync_lock_test_and_set(at, value)                                                        \
-    (KLOGGER_IS_U64(at), klogger_exchange(at, value))
+#define __sync_lock_test_and_set(at, value) (KLOGGER_IS_U64(at), klogger_exchange(at, value))
 #define __sync_val_compare_and_swap(at, old, new)                                                  \
     (KLOGGER_IS_U64(at), klogger_compare_exchange(at, old, new))
 #endif
