@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run as a program by root in a Debian guest whose process 1 is systemd: tcpkmon-early from boot on.
+"""Run as a program by root in a Debian guest whose process 1 is systemd: captures from boot on.
 
     early_guest.py prepare      in the root, before it boots
     early_guest.py first        a unit's process: connects as soon as the network is there
-    early_guest.py              the checks; the last line is "passed", or a traceback and the journal
+    early_guest.py              the checks; the last line is "passed", or the journal's
 
 The captures' folder is on a disk of its own, which is mounted when the first connection is over.
 The guest boots twice; what a boot recorded must be whole in the next one. See
