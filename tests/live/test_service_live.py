@@ -54,7 +54,8 @@ def boot(disk: Path) -> str:
         ["qemu-system-x86_64", "-accel", "tcg", "-cpu", "Nehalem", "-smp", "2", "-m", "2G",
          "-kernel", disk.with_name("vmlinuz"), "-initrd", disk.with_name("initrd.img"),
          *chain.from_iterable(drives),
-         "-append", "root=/dev/vda rw console=ttyS0 mitigations=off nowatchdog audit=0",
+         "-append", "root=/dev/vda rw console=ttyS0 mitigations=off nowatchdog audit=0 "
+         "no_timer_check panic=-1",
          "-nic", "user,model=virtio-net-pci,restrict=on,guestfwd=tcp:10.0.2.100:7-cmd:cat",
          "-display", "none", "-no-reboot",
          "-serial", f"file:{disk.with_name('console')}", "-serial", f"file:{said}"],
