@@ -27,7 +27,7 @@ ExecStopPost=/usr/bin/systemctl poweroff --no-block
 WantedBy=graphical.target
 """
 
-pytestmark = [pytest.mark.live, pytest.mark.full, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.live, pytest.mark.full, pytest.mark.timeout(3600)]
 
 
 def make_disk(root: Path, disk: Path) -> None:
