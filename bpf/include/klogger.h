@@ -93,7 +93,23 @@ static __always_inline struct klogger_cpu *klogger_this_cpu(void) {
     return klogger_cpus.lookup(&zero);
 }
 
-#define klogger_count(counter) __sync_fetch_and_add(&(counter), 1)
+#define klogger_count(counter) ((void)(__sync_fetch_and_add)(&(counter), 1))
+
+#if __clang_major__ < 12
+/*
+ * LLVM had no atomic instructions that return a value then (BCC of Ubuntu 22.04). These are calls
+ * of no helper: collector/loader/bcc_child.py puts instructions in their place. All are of 64 bits.
+ */
+static u64 (*klogger_fetch_add)(void *at, u64 value) = (void *)0x6b6c6101;
+static u64 (*klogger_exchange)(void *at, u64 value) = (void *)0x6b6c61e1;
+static u64 (*klogger_compare_exchange)(void *at, u64 old, u64 new) = (void *)0x6b6c61f1;
+#define KLOGGER_IS_U64(at) sizeof(char[sizeof(*(at)) == 8 ? 1 : -1])
+#define __sync_fetch_and_add(at, value)                                                            \
+    (sizeof(*(at)) == 8 ? klogger_fetch_add(at, value) : (__sync_fetch_and_add)(at, value))
+#define __sync_lock_test_and_set(at, value) (KLOGGER_IS_U64(at), klogger_exchange(at, value))
+#define __sync_val_compare_and_swap(at, old, new)                                                  \
+    (KLOGGER_IS_U64(at), klogger_compare_exchange(at, old, new))
+#endif
 
 /* Reads a member by a plain load: from a copy of ours, or by a BTF pointer. The cast removes the
  * packed alignment of the generated types, and volatile keeps the load in one piece.
@@ -182,7 +198,7 @@ static __always_inline u64 klogger_no_register(void) {
  */
 #define PROBE(name, events, attach)                                                                \
     static __always_inline void name##_body(void *ctx, const int kind, struct klogger_cpu *cpu);   \
-    int name(void *ctx) {                                                                          \
+    __attribute__((section(".bpf.fn." #name))) int name(void *ctx) {                               \
         struct klogger_cpu *cpu = klogger_this_cpu();                                              \
         volatile u32 *running;                                                                     \
         u64 first;                                                                                 \

@@ -113,7 +113,8 @@ static __always_inline void keep_priority(void *ctx, struct klogger_cpu *cpu, co
     prio = READ(direct, task, prio);
     normal = READ(direct, task, normal_prio);
     policy = READ(direct, task, policy);
-    value = (u64)pid << 32 | (prio + 1) << 16 | (normal + 1) << 8 | policy;
+    /* Without u32 LLVM 11 crashes at the sign's extension. */
+    value = (u64)pid << 32 | (u32)((prio + 1) << 16 | (normal + 1) << 8 | policy);
     old = kept->value;
     if (queued >= 0 && KEPT_PID(old) == pid &&
         (KEPT_PRIO(old) != prio || KEPT_POLICY(old) != policy)) {

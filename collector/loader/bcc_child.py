@@ -21,6 +21,13 @@ LD_IMM64 = 0x18
 CALL = 0x85
 PSEUDO_MAP_FD = 1
 PSEUDO_CALL = 1
+JUMPS = (0x05, 0x06)
+EXIT = 0x95
+STX_ATOMIC = 0xDB
+MOV = 0xBF
+ATOMIC_CALL = 0x6B6C6100
+"""A call of this number and that of an atomic operation is one: bpf/include/klogger.h."""
+COMPARE_EXCHANGE = 0xF1
 
 
 class Refusal(Exception):
@@ -84,6 +91,35 @@ def remove_maps(function: str, code: bytes, names: dict[int, str]) -> dict[str, 
     return {"code": base64.b64encode(cleaned).decode(), "maps": references}
 
 
+def put_atomics(code: bytes) -> bytes:
+    """The code with atomic instructions in place of the calls that are written before LLVM 12.
+
+    r1 has the address, r2 a value; to compare, r2 the old value and r3 the new one. r0: the value
+    that was there.
+    """
+    made: list[bytes] = []
+    places = []
+    old = [code[at : at + 8] for at in range(0, len(code), 8)]
+    for one in old:
+        places.append(len(made))
+        operation, registers, _, immediate = struct.unpack("=BBhi", one)
+        number = immediate - ATOMIC_CALL
+        if operation != CALL or registers or not 0 < number < 0x100:
+            made.append(one)
+        elif number == COMPARE_EXCHANGE:
+            made.append(struct.pack("=BBhi", MOV, 0x20, 0, 0))  # r0 = r2
+            made.append(struct.pack("=BBhi", STX_ATOMIC, 0x31, 0, number))
+        else:
+            made.append(struct.pack("=BBhi", STX_ATOMIC, 0x21, 0, number))
+            made.append(struct.pack("=BBhi", MOV, 0x20, 0, 0))
+    for index, one in enumerate(old):
+        operation, registers, offset, immediate = struct.unpack("=BBhi", one)
+        if operation & 7 in JUMPS and operation not in {CALL, EXIT}:
+            offset = places[index + 1 + offset] - places[index] - 1
+            made[places[index]] = struct.pack("=BBhi", operation, registers, offset, immediate)
+    return b"".join(made)
+
+
 def build(request: dict[str, Any]) -> dict[str, Any]:
     """The answer to a request, or Refusal."""
     try:
@@ -105,7 +141,7 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
         if not start:
             raise Refusal("function", function)
         code = ctypes.string_at(start, lib.bpf_function_size(module, function.encode()))
-        programs[function] = remove_maps(function, code, names)
+        programs[function] = remove_maps(function, put_atomics(code), names)
     return {"maps": maps, "programs": programs}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.live.debian_root import INSTALL, make_root, run
 
 KERNEL = "linux-image-cloud-amd64"
 DISK_BYTES = 3 << 30
+CAPTURES_BYTES = 64 << 20
 BOOT_S = 1200
 UNIT = """
 [Unit]
@@ -20,25 +22,42 @@ After=multi-user.target
 [Service]
 Type=oneshot
 ExecStart=/bin/sh -c 'exec /usr/bin/python3 /{program} >/dev/ttyS1 2>&1'
-ExecStopPost=/usr/bin/systemctl poweroff --force
+ExecStopPost=/usr/bin/systemctl poweroff --no-block
 [Install]
 WantedBy=graphical.target
 """
 
-pytestmark = [pytest.mark.live, pytest.mark.full, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.live, pytest.mark.full, pytest.mark.timeout(3600)]
 
 
-def boot(root: Path, disk: Path) -> str:
-    """Boot what is in a folder, from a disk made of it; what the guest's program printed."""
-    subprocess.run(["truncate", "-s", str(DISK_BYTES), disk], check=True)
-    subprocess.run(["mkfs.ext4", "-q", "-d", root, disk], check=True)
-    (kernel,), (initrd,) = root.glob("boot/vmlinuz-*"), root.glob("boot/initrd.img-*")
+def make_disk(root: Path, disk: Path) -> None:
+    """A disk made of what is in a folder, and an empty one for captures."""
+    for path, size, more in ((disk, DISK_BYTES, ("-d", root)), (second(disk), CAPTURES_BYTES, ())):
+        subprocess.run(["truncate", "-s", str(size), path], check=True)
+        subprocess.run(["mkfs.ext4", "-q", *more, path], check=True)
+    for name in ("vmlinuz", "initrd.img"):
+        (found,) = root.glob(f"boot/{name}-*")
+        shutil.copy(found, disk.with_name(name))
+
+
+def second(disk: Path) -> Path:
+    """The captures' disk."""
+    return disk.with_name("captures")
+
+
+def boot(disk: Path) -> str:
+    """Boot a disk, which has another machine behind its network card: it echoes what comes to
+    10.0.2.100:7, and that is all of the network. Returns what the guest's program printed."""
     said = disk.with_name("said")
+    drives = [("-drive", f"file={path},format=raw,if=virtio") for path in (disk, second(disk))]
     subprocess.run(
         ["qemu-system-x86_64", "-accel", "tcg", "-cpu", "Nehalem", "-smp", "2", "-m", "2G",
-         "-kernel", kernel, "-initrd", initrd, "-drive", f"file={disk},format=raw,if=virtio",
-         "-append", "root=/dev/vda rw console=ttyS0 mitigations=off nowatchdog audit=0",
-         "-display", "none", "-nic", "none", "-no-reboot",
+         "-kernel", disk.with_name("vmlinuz"), "-initrd", disk.with_name("initrd.img"),
+         *chain.from_iterable(drives),
+         "-append", "root=/dev/vda rw console=ttyS0 mitigations=off nowatchdog audit=0 "
+         "no_timer_check panic=-1",
+         "-nic", "user,model=virtio-net-pci,restrict=on,guestfwd=tcp:10.0.2.100:7-cmd:cat",
+         "-display", "none", "-no-reboot",
          "-serial", f"file:{disk.with_name('console')}", "-serial", f"file:{said}"],
         check=True, stdin=subprocess.DEVNULL, timeout=BOOT_S,
     )  # fmt: skip
@@ -49,21 +68,28 @@ CONTAINERS = ("podman", "crun", "uidmap", "slirp4netns", "dbus-user-session", "l
               "systemd-container", "busybox-static", "kmod")  # fmt: skip
 
 
-@pytest.mark.parametrize(("program", "more"), [("service_guest.py", ()),
-                                               ("units_guest.py", CONTAINERS)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("program", "boots", "more"),
+    [("service_guest.py", 1, ()), ("early_guest.py", 2, ()), ("units_guest.py", 1, CONTAINERS)],
+)
 def test_the_service(
-    packages: Path, tmp_path: Path, program: str, more: tuple[str, ...]
+    packages: Path, tmp_path: Path, program: str, boots: int, more: tuple[str, ...]
 ) -> None:
-    """The service; and whose connections are, of real units and containers."""
+    """The service; from boot on; and whose connections are, of real units and containers."""
     if not shutil.which("qemu-system-x86_64"):
         subprocess.run(["apt-get", "-qq", "-y", "install", "qemu-system-x86"], check=True)
+    disk = tmp_path / "disk"
     with make_root(packages, "systemd-sysv", KERNEL, "zstd") as root:
         words = " ".join(("/packages/tcpkmon_*-1_amd64.deb", *more))
         run(root, f"apt-get -qq update && {INSTALL} {words}")
         shutil.copy(Path(__file__).with_name(program), root)
         (root / "etc/systemd/system/check.service").write_text(UNIT.format(program=program))
         run(root, "systemctl set-default graphical.target && systemctl enable check.service")
+        if boots > 1:
+            run(root, f"python3 /{program} prepare")
         shutil.rmtree(root / "packages")
-        said = boot(root, tmp_path / "disk")
-    print(said)
-    assert said.splitlines()[-1:] == ["passed"], said
+        make_disk(root, disk)
+    for _ in range(boots):
+        said = boot(disk)
+        print(said)
+        assert said.splitlines()[-1:] == ["passed"], said

@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 from tcpkmon.collector.loader import compiler
+from tcpkmon.collector.loader.bcc_child import put_atomics
 from tcpkmon.collector.loader.bytecode import (
     COPY_MARK,
     TO_TCP_SOCK,
@@ -88,6 +89,29 @@ def test_code_without_the_mark_has_no_second_copy() -> None:
 
 def instruction(operation: int, registers: int, immediate: int) -> bytes:
     return struct.pack("=BBhi", operation, registers, 0, immediate)
+
+
+ADD, EXCHANGE, COMPARE = (instruction(0x85, 0, 0x6B6C6100 + n) for n in (0x01, 0xE1, 0xF1))
+
+
+def jump(offset: int, operation: int = 0x05) -> bytes:
+    return struct.pack("=BBhi", operation, 0, offset, 0)
+
+
+def test_atomics_take_the_place_of_calls() -> None:
+    """Two instructions each: jumps over them are longer, also those back."""
+    result = instruction(0xBF, 0x20, 0)
+    assert put_atomics(
+        jump(3, 0x15) + load_constant(1, 0x6B6C610100000085) + ADD + EXCHANGE + COMPARE
+        + jump(-2, 0x1E) + jump(-7) + instruction(0x85, 0, 5) + RETURN
+    ) == (
+        jump(4, 0x15) + load_constant(1, 0x6B6C610100000085)
+        + instruction(0xDB, 0x21, 0x01) + result
+        + instruction(0xDB, 0x21, 0xE1) + result
+        + result + instruction(0xDB, 0x31, 0xF1)
+        + jump(-3, 0x1E) + jump(-10) + instruction(0x85, 0, 5) + RETURN
+    )  # fmt: skip
+    assert put_atomics(HELPER + RETURN) == HELPER + RETURN
 
 
 TYPE = instruction(0xB7, 2, TYPE_MARK)
