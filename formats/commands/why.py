@@ -9,7 +9,6 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,19 +168,24 @@ def _indented(value: dict[str, Any] | list[Any], end: str) -> str:
     With an indent, json is Python's and ten times slower; else C, with any separator.
     """
     line, is_object = f"{end}  ", isinstance(value, dict)
-    encode, parts = _encoder(f",{line}"), []
-    pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    for is_nested, some in groupby(pairs, _is_nested):
-        if is_nested:
-            parts += [f"{encode(name)}: " * is_object + _indented(one, line) for name, one in some]
+    encode = _encoder(f",{line}")
+    parts: list[str] = []
+    flat: dict[Any, Any] = {}
+
+    def tell() -> None:
+        if flat:
+            parts.append(encode(flat if is_object else [*flat.values()])[1:-1])
+            flat.clear()
+
+    for name, one in value.items() if isinstance(value, dict) else enumerate(value):
+        if one and one.__class__ in (dict, list):
+            tell()
+            parts.append(f"{encode(name)}: " * is_object + _indented(one, line))
         else:
-            parts.append(encode(dict(some) if is_object else [one for _, one in some])[1:-1])
+            flat[name] = one
+    tell()
     begin, close = "{}" if is_object else "[]"
     return f"{begin}{line}{f',{line}'.join(parts)}{end}{close}"
-
-
-def _is_nested(pair: tuple[Any, Any]) -> bool:
-    return bool(pair[1]) and isinstance(pair[1], (dict, list))
 
 
 @functools.cache

@@ -73,11 +73,11 @@ def test_peers_of_many(seed: int) -> None:
     """Ends and times that often are the same; ports as a damaged file may have them."""
     rng, count = np.random.default_rng(seed), 200
     addresses = np.array(["10.0.0.1", "10.0.0.2", "::1"], object)
-    start = rng.integers(0, 50, count)
+    start, ports = rng.integers(0, 50, count), [0, 7, -1, 1 << 40]
     table: dict[str, Any] = {
         "conn_id": rng.permutation(count) + 5,
-        "laddr": addresses[rng.integers(0, 3, count)], "lport": rng.choice([0, 7, -1, 1 << 40], count),
-        "raddr": addresses[rng.integers(0, 3, count)], "rport": rng.choice([0, 7, -1, 1 << 40], count),
+        "laddr": addresses[rng.integers(0, 3, count)], "lport": rng.choice(ports, count),
+        "raddr": addresses[rng.integers(0, 3, count)], "rport": rng.choice(ports, count),
         "start_ns": start, "end_ns": start + rng.integers(0, 20, count),
     }  # fmt: skip
     peers = Peers(table)

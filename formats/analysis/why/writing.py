@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tcpkmon.formats.analysis.why.assemble import Array, Table
 from tcpkmon.formats.analysis.why.tables import as_arrow, renamed
 from tcpkmon.formats.base.files import create_file
@@ -47,9 +49,7 @@ def rows_of(table: Table, order: Array | None = None) -> Iterator[dict[str, Any]
     for low in range(0, count if order is None else len(order), _AT_ONCE):
         some = slice(low, low + _AT_ONCE)
         chosen = some if order is None else order[some]
-        columns = [
-            [plain(value) for value in values[chosen].tolist()] for values in table.values()
-        ]
+        columns = [_plain(values[chosen]) for values in table.values()]
         for row in zip(*columns, strict=True):
             yield dict(zip(names, row, strict=True))
 
@@ -57,6 +57,18 @@ def rows_of(table: Table, order: Array | None = None) -> Iterator[dict[str, Any]
 def row_of(table: Table, at: int) -> dict[str, Any]:
     """One row as rows_of() gives it."""
     return next(rows_of({name: values[at : at + 1] for name, values in table.items()}))
+
+
+def _plain(values: Array) -> list[Any]:
+    """plain() of each."""
+    if values.dtype.kind in "iub":
+        return values.tolist()  # type: ignore[no-any-return]
+    if values.dtype.kind == "f":
+        if np.isnan(values).all():
+            return [None] * len(values)
+        if (np.abs(values) < 1 << 53).all() and (values == np.trunc(values)).all():
+            return values.astype(np.int64).tolist()  # type: ignore[no-any-return]
+    return [plain(value) for value in values.tolist()]
 
 
 def plain(value: Any) -> Any:
