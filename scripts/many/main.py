@@ -135,6 +135,8 @@ def _page(
          f"{real.table_bytes / table:.0f} bytes"),
         ("the collector: top, metrics, reconcile, repeated states, as connections come", "",
          f"{sim.grown_mib * 2**20 / opened:.0f} bytes"),
+        ("the whole process that captured the real sockets below, at most", "",
+         f"{real.resident_mib * 2**20 / real.ends:.0f} bytes"),
     ]  # fmt: skip
     rows = [
         ("first record to ready", f"{real.ready_s:.1f} s"),
