@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from tcpkmon.formats.analysis.why import (
     Peers,
     Source,
     Table,
-    connection_of,
+    connections_of,
     tables,
     verdict,
 )
@@ -43,18 +42,18 @@ class Explaining:
         with Source(*paths) as source:
             self._asked = waited(source, table, ids)
 
-    def of(self, table: Table, at: int) -> Explained:
-        """The connection in a row of the table, or of rows that were chosen from it."""
-        one = connection_of(table, at)
-        if (asked := self._asked.get(one.conn_id)) is not None:
-            told, share = asked.told(one)
-            one = dataclasses.replace(
-                one, requests=[text for _, text in told], requests_share=share,
-                requests_shares=[part for part, _ in told],
-            )  # fmt: skip
-        other = self._peers.of(one.conn_id)
-        peer = None if other is None else connection_of(self._table, other)
-        return Explained(one, peer, verdict(one, peer))
+    def of(self, table: Table, rows: NDArray[np.int64]) -> Iterator[Explained]:
+        """The connections in these rows of the table, or of rows that were chosen from it."""
+        others = [self._peers.of(conn_id) for conn_id in table["conn_id"][rows].tolist()]
+        known = np.array([other for other in others if other is not None], np.int64)
+        peers = connections_of(self._table, known)
+        for one, other in zip(connections_of(table, rows), others, strict=True):
+            if (asked := self._asked.of(one)) is not None:
+                told, one.requests_share = asked.told(one)
+                one.requests = [text for _, text in told]
+                one.requests_shares = [part for part, _ in told]
+            peer = None if other is None else next(peers)
+            yield Explained(one, peer, verdict(one, peer))
 
 
 def by_bytes(table: Table) -> NDArray[np.int64]:
@@ -67,6 +66,4 @@ def explain(paths: Paths) -> Iterator[Explained]:
     """All connections of a capture, those with the most bytes first."""
     with Source(*paths) as source:
         table, _ = tables(source, with_intervals=False)
-    found = Explaining(paths, table, table["conn_id"])
-    for at in by_bytes(table).tolist():
-        yield found.of(table, at)
+    yield from Explaining(paths, table, table["conn_id"]).of(table, by_bytes(table))

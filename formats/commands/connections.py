@@ -100,6 +100,8 @@ def _read(files: tuple[Path, ...]) -> tuple[dict[str, Any], int]:
         if len(captures) > 1:
             table = {"file": np.full(len(table["conn_id"]), str(paths[0]), object), **table}
         tables.append(table)
+    if len(tables) == 1:
+        return tables[0], code
     return {name: np.concatenate([one[name] for one in tables]) for name in tables[0]}, code
 
 

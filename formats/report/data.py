@@ -109,8 +109,7 @@ def _add_connections(found: Report, paths: Sequence[Path], source: why.Source, m
     chosen = order[:most]
     ids = table["conn_id"][chosen]
     explaining = Explaining(paths, table, ids)
-    for at in chosen.tolist():
-        one = explaining.of(table, at)
+    for one in explaining.of(table, chosen):
         found.said.append((int(one.connection.conn_id), why.head(one.connection), one.sentences))
     spans = {
         int(table["conn_id"][at]): (int(table["start_ns"][at]), int(table["end_ns"][at]))

@@ -93,7 +93,7 @@ def command(
         context.say("many: simulated")
         size = sum(one.stat().st_size for one in path.iterdir())
         first = str(sorted(path.glob("*.pm"))[0])
-        readers = {name: _timed([*words, first]) for name, words in READERS.items()}
+        readers = {name: timed([*words, first]) for name, words in READERS.items()}
     told = {"real": asdict(found) if found else None, "simulated": asdict(figures),
             "readers": readers, "bytes": size}  # fmt: skip
     print(json.dumps(told, indent=1))
@@ -111,7 +111,7 @@ def _simulate(path: Path, opened: int, new: int, seconds: float) -> Figures:
     return simulation.close()
 
 
-def _timed(words: list[str]) -> tuple[float, float, float]:
+def timed(words: list[str]) -> tuple[float, float, float]:
     """Seconds, CPU seconds and peak MiB of a command of tcpkmon."""
     argv = [str(BIN / "tcpkmon"), *words]
     if words[0] == "connections":
@@ -135,6 +135,8 @@ def _page(
          f"{real.table_bytes / table:.0f} bytes"),
         ("the collector: top, metrics, reconcile, repeated states, as connections come", "",
          f"{sim.grown_mib * 2**20 / opened:.0f} bytes"),
+        ("the whole process that captured the real sockets below, at most", "",
+         f"{real.resident_mib * 2**20 / real.ends:.0f} bytes"),
     ]  # fmt: skip
     rows = [
         ("first record to ready", f"{real.ready_s:.1f} s"),

@@ -6,14 +6,13 @@ With TCPKMON_FULL 1,000,000 that are open and 50,000 new ones a second.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tcpkmon
+from scripts.many.main import timed
 from scripts.many.simulated import EACH, Simulation
 from tcpkmon.collector.writer.states import MOST
 from tcpkmon.formats.analysis.why import connections
@@ -53,9 +52,6 @@ def test_connections_beyond_the_usual_tables(
             ids = capture.column("conn_id")[existing]
             assert len(ids) == len(np.unique(ids)) == opened, number
     assert len(connections(paths[0])["conn_id"]) == opened + seconds / 2 * new
-    if opened < 100_000:
-        done = subprocess.run(
-            [sys.executable, "-m", "tcpkmon.collector.commands.tcpkmon", "why", str(paths[1])],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+    # Some 2 kB a connection.
+    _, _, mib = timed(["why", str(paths[0])])
+    assert mib < 300 + 2.5 * (opened + seconds / 2 * new) / 1024

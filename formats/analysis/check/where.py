@@ -51,4 +51,6 @@ def choose(
         kept &= fulfil(table, where, what)
     if ports:
         kept &= match_ports(ports, table["lport"], table["rport"])
+    if kept.all():
+        return table
     return {name: values[kept] for name, values in table.items()}

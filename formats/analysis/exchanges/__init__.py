@@ -17,10 +17,10 @@ from tcpkmon.formats.analysis.exchanges.streams import NEEDED, OPTIONAL, calls_o
 from tcpkmon.formats.analysis.exchanges.summary import Summary, summarize
 from tcpkmon.formats.analysis.exchanges.summary import slowest as slowest_of
 from tcpkmon.formats.analysis.exchanges.table import as_arrow, exchanges, make_cutter
-from tcpkmon.formats.analysis.exchanges.waiting import Waited, waited
+from tcpkmon.formats.analysis.exchanges.waiting import Asked, Waited, waited
 
 __all__ = [
-    "EXCHANGE", "EXCHANGES", "NEEDED", "NULL", "OPTIONAL", "PARTS", "Column", "Exchanges",
+    "EXCHANGE", "EXCHANGES", "NEEDED", "NULL", "OPTIONAL", "PARTS", "Asked", "Column", "Exchanges",
     "Summary", "Waited", "as_arrow", "asked_meanwhile", "calls_of", "cut", "did_meanwhile",
     "draw_requests", "exchanges", "head", "make_cutter", "slowest_of", "story", "summarize",
     "waited",

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.exchanges.ranked import first_rows, running_maxima
+from tcpkmon.formats.analysis.exchanges.resting import Resting
 from tcpkmon.formats.analysis.exchanges.streams import CLIENT, Events, Streams
 from tcpkmon.formats.analysis.why import Snapshots
 from tcpkmon.formats.analysis.why.grouping import grown
@@ -45,7 +46,7 @@ class Exchanges:
     def __init__(self, has_calls: bool, at_entry: bool = False) -> None:
         self.streams = Streams(has_calls, at_entry)
         self._has_calls = has_calls
-        self._open: Events | None = None
+        self._open = Resting("place")
         self._flagged = np.zeros(0, np.int64)
         self._asked = np.zeros(0, np.int64)
         self._answered = np.zeros(0, np.int64)
@@ -72,15 +73,16 @@ class Exchanges:
         self._asked[before:] = -1
         self._flagged = grown(self._flagged, count)
         events = self._as_asked(new)
-        if self._open is not None:
+        held = self._open.take_all() if to_end else self._open.take(streams.touched)
+        if held is not None:
             events = Events({name: np.concatenate([values, events[name]])
-                             for name, values in self._open.columns.items()})  # fmt: skip
-            events = events.take(np.argsort(events["place"], kind="stable"))
+                             for name, values in held.items()})  # fmt: skip
         if not len(events):
             return np.zeros(0, EXCHANGE)
+        events = events.take(np.argsort(events["place"], kind="stable"))
         cut = _Cut(events, self._asked, self._answered, streams, to_end)
         rows = self._rows(cut)
-        self._open = events.take(cut.needed())
+        self._open.put(events.take(cut.needed()).columns)
         return rows
 
     def _as_asked(self, events: Events) -> Events:

@@ -29,6 +29,7 @@ from tcpkmon.formats.analysis.exchanges.advances import (
     after,
 )
 from tcpkmon.formats.analysis.exchanges.ranked import MOST, running_maxima
+from tcpkmon.formats.analysis.exchanges.resting import Resting, join
 from tcpkmon.formats.analysis.why import Snapshots
 from tcpkmon.formats.analysis.why.grouping import Grouped, Places, grown
 
@@ -55,6 +56,8 @@ _CLOSES = (4, 7, 8)
 _RAW = ("written", "sent", "acked", "known", "read")
 _TOPS = ("top_written", "top_sent", "top_arrived", "top_known", "top_read")
 _CARRIED = (*_RAW, *_TOPS, "again", "fin")
+_TIME, _LOST = "times_ns", "lost"
+"""Names of rows that rest, beside their columns."""
 
 
 @dataclass
@@ -122,7 +125,9 @@ class Streams:
         self._has_calls, self._at_entry = has_calls, at_entry
         self._at = {name: np.zeros(0, np.int64) for name in _CARRIED}
         self._seen = np.zeros(0, np.bool_)
-        self._held: Snapshots | None = None
+        self._held = Resting("conn_id")
+        self.touched = np.zeros(0, np.int64)
+        """The places of the connections of the last piece, ascending."""
         self.servers: set[int] = set()
 
     def add(self, piece: Snapshots) -> Events:
@@ -130,20 +135,24 @@ class Streams:
         one says what its segment acknowledged."""
         wanted = _is_wanted(piece)
         names = [name for name in (*NEEDED, *OPTIONAL) if name in piece.columns]
-        piece = Snapshots({name: piece[name] for name in names}, piece.times_ns, piece.lost)
+        columns = {name: piece[name] for name in names}
+        columns |= {_TIME: piece.times_ns, _LOST: piece.lost}
         if not wanted.all():
-            piece = piece.take(np.flatnonzero(wanted))
-        return self._read(piece if self._held is None else _join(self._held, piece), False)
+            columns = {name: values[wanted] for name, values in columns.items()}
+        held = self._held.take(np.unique(columns["conn_id"]))
+        return self._read(columns if held is None else join([held, columns]), False)
 
     def finish(self) -> Events:
         """The advances of the snapshots that waited."""
-        return _nothing() if self._held is None else self._read(self._held, True)
+        return self._read(self._held.take_all(), True)
 
-    def _read(self, piece: Snapshots, to_end: bool) -> Events:
-        self._held = None
-        if not len(piece):
+    def _read(self, columns: dict[str, Array] | None, to_end: bool) -> Events:
+        self.touched = self.touched[:0]
+        if columns is None or not len(columns["conn_id"]):
             return _nothing()
-        rows = Grouped(piece, self.places)
+        times_ns, lost = columns.pop(_TIME), columns.pop(_LOST)
+        rows = Grouped(Snapshots(columns, times_ns, lost), self.places)
+        self.touched = np.sort(rows.places)
         count = len(self.places)
         self.side, self.ended = grown(self.side, count), grown(self.ended, count)
         self.since, self._seen = grown(self.since, count, -1), grown(self._seen, count)
@@ -161,10 +170,8 @@ class Streams:
             many = goes_on & (rows.lasts > rows.firsts)
             self._seen[rows.places[many]] = True
             kept = np.sort(np.concatenate([rows.lasts[goes_on], rows.lasts[many] - 1]))
-            self._held = Snapshots(
-                {name: values[kept] for name, values in rows.columns.items()},
-                rows.times[kept], rows.lost[kept],
-            )  # fmt: skip
+            columns = {**rows.columns, _TIME: rows.times, _LOST: rows.lost}
+            self._held.put({name: values[kept] for name, values in columns.items()})
         return events
 
     def _note(self, rows: Grouped, is_new: Array) -> None:
@@ -214,14 +221,6 @@ class Streams:
             speaks = events["written"][row] > 0
             is_client = remote if local != remote else speaks
             self.side[one] = CLIENT if is_client else SERVER
-
-
-def _join(one: Snapshots, other: Snapshots) -> Snapshots:
-    columns = {
-        name: np.concatenate([values, other[name]]) for name, values in one.columns.items()
-    }  # fmt: skip
-    return Snapshots(columns, np.concatenate([one.times_ns, other.times_ns]),
-                     np.concatenate([one.lost, other.lost]))  # fmt: skip
 
 
 def _nothing() -> Events:

@@ -118,36 +118,11 @@ def _time(ns: int) -> str:
     return human_time(ns / 1000)
 
 
-def waited(source: Source, whole: Table, conn_ids: Array) -> dict[int, Waited]:
-    """Of these connections, those that asked or answered. source: read from its beginning; whole:
-    the table of all its connections.
+class Asked:
+    """Adds up exchanges by the places of their connections, and tells of each one."""
 
-    Connections of which only one side sent data are not read.
-    """
-    both = (whole["bytes_sent"] > 0) & (whole["bytes_received"] > 0)
-    wanted = whole["conn_id"][both & np.isin(whole["conn_id"], conn_ids)].astype(np.uint64)
-    cutter = make_cutter(source) if len(wanted) else None
-    if cutter is None:
-        return {}
-    for role, column in (("active", "rport"), ("passive", "lport")):
-        cutter.streams.servers.update(whole[column][whole["role"] == role].tolist())
-    source.names = [name for name in (*NEEDED, *OPTIONAL) if name in source.known]
-    sums = _Sums()
-    for piece in source.read():
-        sums.add(cutter.add(piece if len(wanted) == len(both) else _only(piece, wanted)))
-    sums.add(cutter.finish())
-    return sums.of(cutter.streams, dict(zip(whole["conn_id"].tolist(), whole["end_ns"].tolist(),
-                                            strict=True)))  # fmt: skip
-
-
-def _only(piece: Snapshots, conn_ids: Array) -> Snapshots:
-    return piece.take(np.flatnonzero(np.isin(piece["conn_id"], conn_ids)))
-
-
-class _Sums:
-    """Adds up exchanges by the places of their connections."""
-
-    def __init__(self) -> None:
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
         self._sums: dict[str, Array] = {
             name: np.zeros(0, np.int64) for name in (*_SUMS, "count", "end_ns", "asked_ns")
         }
@@ -166,19 +141,41 @@ class _Sums:
         sums["end_ns"][place] = end  # of several the last one stays
         sums["asked_ns"][place] = np.where(answered, 0, end)
 
-    def of(self, streams: Streams, end_ns: Mapping[int, int]) -> dict[int, Waited]:
-        """By conn_id. end_ns: when each connection was seen last, by its id."""
-        found = {}
-        # What only one side sends is no request.
-        for place in np.flatnonzero(self._sums["count"]).tolist():
-            conn_id = int(streams.latest["conn_id"][place])
-            one = {name: int(values[place]) for name, values in self._sums.items()}
-            until = end_ns[conn_id]
-            if not one["asked_ns"]:  # who closes asks no more
-                until = min(until, int(streams.closing[place]))
-            rest = max(until - one["end_ns"], 0)
-            unanswered = rest if one["asked_ns"] else 0
-            pause = one["wait_ns"] + rest - unanswered
-            is_client = bool(streams.side[place] == CLIENT)
-            found[conn_id] = Waited(is_client, one, pause, unanswered)
-        return found
+    def of(self, one: Connection) -> Waited | None:
+        """None for one that neither asked nor answered: what only one side sends is no request."""
+        place, counts = self._streams.places.find(one.conn_id), self._sums["count"]
+        if place is None or place >= len(counts) or not counts[place]:
+            return None
+        found = {name: int(values[place]) for name, values in self._sums.items()}
+        until = one.end_ns
+        if not found["asked_ns"]:  # who closes asks no more
+            until = min(until, int(self._streams.closing[place]))
+        rest = max(until - found["end_ns"], 0)
+        unanswered = rest if found["asked_ns"] else 0
+        pause = found["wait_ns"] + rest - unanswered
+        return Waited(bool(self._streams.side[place] == CLIENT), found, pause, unanswered)
+
+
+def waited(source: Source, whole: Table, conn_ids: Array) -> Asked:
+    """Of these connections, those that asked or answered. source: read from its beginning; whole:
+    the table of all its connections.
+
+    Connections of which only one side sent data are not read.
+    """
+    both = (whole["bytes_sent"] > 0) & (whole["bytes_received"] > 0)
+    wanted = whole["conn_id"][both & np.isin(whole["conn_id"], conn_ids)].astype(np.uint64)
+    cutter = make_cutter(source) if len(wanted) else None
+    if cutter is None:
+        return Asked(Streams(False))
+    found = Asked(cutter.streams)
+    for role, column in (("active", "rport"), ("passive", "lport")):
+        cutter.streams.servers.update(whole[column][whole["role"] == role].tolist())
+    source.names = [name for name in (*NEEDED, *OPTIONAL) if name in source.known]
+    for piece in source.read():
+        found.add(cutter.add(piece if len(wanted) == len(both) else _only(piece, wanted)))
+    found.add(cutter.finish())
+    return found
+
+
+def _only(piece: Snapshots, conn_ids: Array) -> Snapshots:
+    return piece.take(np.flatnonzero(np.isin(piece["conn_id"], conn_ids)))

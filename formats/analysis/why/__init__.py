@@ -3,7 +3,12 @@
 
 from tcpkmon.formats.analysis.why.assemble import Table
 from tcpkmon.formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, WHOLES, Column
-from tcpkmon.formats.analysis.why.connections import Connection, connection_of, tally
+from tcpkmon.formats.analysis.why.connections import (
+    Connection,
+    connection_of,
+    connections_of,
+    tally,
+)
 from tcpkmon.formats.analysis.why.grouping import Grouped, Places
 from tcpkmon.formats.analysis.why.intervals import INTERVAL, Cutter, cut
 from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS, classify, in_flight
@@ -62,6 +67,7 @@ __all__ = [
     "classify",
     "connection_of",
     "connections",
+    "connections_of",
     "cross_check",
     "cut",
     "has_waits",

@@ -34,6 +34,8 @@ OWNERS = ("unit", "container", "pod")
 """Columns, and fields of Group."""
 _BLOAT_RTT_US = 1000
 _MOST_LOST = 1 << 60
+_AT_ONCE = 1 << 14
+"""Texts that are made at a time."""
 _ROLES = {0: "existing", ACTIVE: "active", PASSIVE: "passive"}
 _NONE = {
     "cwnd_min": NONE_32, "ssthresh_min": NONE_32, "snd_wnd_min": NONE_32, "rcv_wnd_min": NONE_32,
@@ -48,8 +50,10 @@ def connections_table(
     found: Fold, about: Mapping[str, Any] | None = None, proven: bool = False, ended: bool = False,
     retransmits: bool = True, lost: tuple[int, int] = (0, 0),
 ) -> Table:  # fmt: skip
-    """The table connections. about: what of the capture is a column (host ...), and ahead_ns: the
-    time of day less CLOCK_MONOTONIC.
+    """The table connections, which takes the values out of `found`: a million would need both.
+
+    about: what of the capture is a column (host ...), and ahead_ns: the time of day less
+    CLOCK_MONOTONIC.
 
     proven: the capture is not damaged, and of all missing records is known where. ended: its end is
     known. retransmits: it records RETRANSMIT. lost: how many records are missing in the capture,
@@ -57,6 +61,7 @@ def connections_table(
     """
     count = len(found)
     values = {name: column[:count] for name, column in found.values.items()}
+    found.values.clear()
 
     def get(name: str, kind: Any = np.int64) -> Array:
         return values.get(name, np.zeros(count, kind))
@@ -74,8 +79,8 @@ def connections_table(
     counted = made["bytes_retrans"] if "bytes_retrans" in found.names else None
     made |= _bytes(get, counted, retransmits)
     made["end_reason"] = _reasons(get, made)
-    made |= _rates(found, made)
-    made |= _shares(get)
+    made |= _rates(found, get, made)
+    made |= _shares(get, values)
     made["disagreement_us"] = np.maximum(
         np.abs(made["us_rwnd"] + made["us_zero_window"] - made["rwnd_limited_us"]),
         np.abs(made["us_sndbuf"] - made["sndbuf_limited_us"]),
@@ -100,31 +105,36 @@ def connections_table(
         made["start"] = times_of_day(get("start_ns").astype(np.int64) + np.int64(ahead_ns))
     for name, value in told.items():
         made[name] = np.full(count, value, object if isinstance(value, str) else np.float64)
-    return {column.name: _column(column, made, get, found.names) for column in CONNECTIONS}
+    for name in [name for name in values if name not in _NAMES or name in made]:
+        del values[name]
+    return {
+        column.name: _column(column, made.pop(column.name, values.pop(column.name, None)),
+                             count, found.names)
+        for column in CONNECTIONS
+    }  # fmt: skip
 
 
-def _column(
-    column: Column, made: Table, get: Callable[..., Array], names: set[str]
-) -> Array:
+def _column(column: Column, values: Array | None, count: int, names: set[str]) -> Array:
     """A column in its kind, with its nulls."""
     if (column.needs and column.needs not in names) or (
-        column.name not in made and column.name in _UNKNOWN
+        values is None and column.name in _UNKNOWN
     ):
-        count = len(get("conn_id"))
         return np.full(count, None) if column.kind == "text" else np.full(count, np.nan)
-    values = made[column.name] if column.name in made else get(column.name)
+    if values is None:
+        values = np.zeros(count, np.int64)
     if column.kind in ("text", "bool"):
         return values
-    if not column.null:
-        return values.astype(np.float64 if column.kind == "float" else np.int64)
-    values = values.astype(np.float64)
-    if column.name in _NONE:
+    if column.null and column.name in _NONE:
+        values = values.astype(np.float64)
         values[values == _NONE[column.name]] = np.nan
-    return values
+        return values
+    is_float = column.null or column.kind == "float"
+    return values.astype(np.float64 if is_float else np.int64, copy=False)
 
 
 _UNKNOWN = {"start", "host", "boot_id", "capture_id", "segment", "delivered_ce_ratio"}
 """Null where the capture does not say."""
+_NAMES = {column.name for column in CONNECTIONS}
 
 
 def _texts(raw: Array, text: Callable[[bytes], str | None]) -> Array:
@@ -156,8 +166,12 @@ def _owners(ids: Array, groups: Groups) -> Table:
 
 def times_of_day(epoch_ns: Array) -> Array:
     """(n,) texts, UTC, of ns since 1970."""
-    texts = np.datetime_as_string(epoch_ns.astype("datetime64[ns]"), unit="us")
-    return np.array([f"{text}Z" for text in texts.tolist()], object)
+    found = np.empty(len(epoch_ns), object)
+    for low in range(0, len(found), _AT_ONCE):
+        some = epoch_ns[low : low + _AT_ONCE].astype("datetime64[ns]")
+        texts = np.datetime_as_string(some, unit="us").tolist()
+        found[low : low + _AT_ONCE] = [f"{text}Z" for text in texts]
+    return found
 
 
 def _named(numbers: Array, names: Mapping[int, str]) -> Array:
@@ -238,7 +252,7 @@ def _reasons(get: Callable[..., Array], made: Table) -> Array:
     return found
 
 
-def _rates(found: Fold, made: Table) -> Table:
+def _rates(found: Fold, get: Callable[..., Array], made: Table) -> Table:
     """Goodput and round-trip times, which are counted in classes."""
     count = len(found)
     seconds = made["duration_us"] / 1e6
@@ -247,22 +261,25 @@ def _rates(found: Fold, made: Table) -> Table:
     rates = found.rates.finish((made["duration_us"] * 1000).astype(np.int64), mean)
     told: Table = {f"goodput_{name}": values for name, values in rates.items()}
     told["goodput_mean"] = mean
-    low, high = (found.of(f"srtt_{end}_us")[:count] for end in ("min", "max"))
+    low, high = (get(f"srtt_{end}_us") for end in ("min", "max"))
     for share in (50, 95, 99):
         told[f"srtt_p{share}_us"] = found.srtt.percentile(share / 100, count, low, high)
-    least = found.values.get("min_rtt_us", np.zeros(0))[:count].astype(np.float64)
+    least = get("min_rtt_us").astype(np.float64)
     least[least == NONE_32] = np.nan
     p95 = told["srtt_p95_us"]
-    low, high, none = (found.of(f"queue_{name}")[:count] for name in ("min_us", "max_us", "none"))
+    low, high, none = (get(f"queue_{name}") for name in ("min_us", "max_us", "none"))
     told["queue_p95_us"] = found.queue.percentile(0.95, count, low, high, none)
     told["bloat"] = (p95 > 2 * least) & (p95 > _BLOAT_RTT_US)
     return told
 
 
-def _shares(get: Callable[..., Array]) -> Table:
-    """The time of each limit, its bounds, and the main one with its parts."""
-    spans: Any = get("limit_ns").reshape(-1, len(LIMITS))
-    certain: Any = get("certain_ns").reshape(-1, len(LIMITS))
+def _shares(get: Callable[..., Array], values: dict[str, Array]) -> Table:
+    """The time of each limit, its bounds, and the main one with its parts. values: these times are
+    taken out of them."""
+    spans, certain = (
+        values.pop(name, np.zeros(0, np.int64)).reshape(-1, len(LIMITS))
+        for name in ("limit_ns", "certain_ns")
+    )
     unsure = (spans - certain).sum(axis=1)
     told: Table = {"uncertain_us": unsure / 1000}
     families = np.zeros_like(spans)

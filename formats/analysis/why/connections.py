@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,31 +136,54 @@ _OTHERS = {"segments_retransmitted": "retransmissions", "zero_windows": "zero_wi
 _NULLED = ("min_rtt_us", "srtt_p50_us", "srtt_p95_us", "srtt_max_us", "retrans_ratio",
            "queue_p95_us", "loss_rate_spread")  # fmt: skip
 _WHOLE = ("snd_wscale", "rcv_wscale")
+_AT_ONCE = 4096
+_LIMITS, _WAITS = (
+    {end: tuple((name, f"us_{name}{end}") for name in names) for end in ("", "_min")}
+    for names in (LIMITS, RECEIVING)
+)
+"""Names, and their columns."""
+_READ = (
+    *_SAME, *_OTHERS.values(), *_NULLED, *_WHOLE, "snd_wnd_min", "pid", "errno", "established_ns",
+    "comm", "start", "ca_name", "handshake_us", "uncertain_us",
+    *(column for names in (*_LIMITS.values(), *_WAITS.values()) for _, column in names),
+)  # fmt: skip
 
 
-def connection_of(table: dict[str, Array], at: int) -> Connection:
+def connection_of(table: Mapping[str, Array], at: int) -> Connection:
     """A row of the table connections."""
+    return next(connections_of(table, np.array([at])))
 
+
+def connections_of(table: Mapping[str, Array], rows: Array) -> Iterator[Connection]:
+    """These rows of the table connections. numpy is slow with single values: some rows are made
+    values of Python at a time."""
+    for low in range(0, len(rows), _AT_ONCE):
+        some = rows[low : low + _AT_ONCE]
+        columns = {name: table[name][some].tolist() for name in _READ}
+        for at in range(len(some)):
+            yield _connection(columns, at)
+
+
+def _connection(table: Mapping[str, list[Any]], at: int) -> Connection:
     def number(name: str) -> Any:
         value = table[name][at]
-        return None if np.isnan(value) else value.item()
+        return None if math.isnan(value) else value
 
-    def times(names: Iterable[str], end: str = "") -> dict[str, int]:
-        values = {name: float(table[f"us_{name}{end}"][at]) for name in names}
-        return {name: round(us * 1000) for name, us in values.items() if us > 0}
+    def times(names: tuple[tuple[str, str], ...]) -> dict[str, int]:
+        return {name: round(us * 1000) for name, column in names if (us := table[column][at]) > 0}
 
-    def waits(end: str = "") -> dict[str, int]:
-        values = {name: float(table[f"us_{name}{end}"][at]) for name in RECEIVING}
-        return {name: round(us * 1000) for name, us in values.items() if not np.isnan(us)}
+    def waits(names: tuple[tuple[str, str], ...]) -> dict[str, int]:
+        values = [(name, table[column][at]) for name, column in names]
+        return {name: round(us * 1000) for name, us in values if not math.isnan(us)}
 
-    limits = times(LIMITS)
+    limits = times(_LIMITS[""])
     scales: dict[str, Any] = {
         name: None if (bits := number(name)) is None else int(bits) for name in _WHOLE
     }
     handshake = number("handshake_us")
     return Connection(
-        **{name: _plain(table[name][at]) for name in _SAME},
-        **{name: _plain(table[other][at]) for name, other in _OTHERS.items()},
+        **{name: table[name][at] for name in _SAME},
+        **{name: table[other][at] for name, other in _OTHERS.items()},
         **{name: number(name) for name in _NULLED},
         **scales,
         snd_wnd_min=int(number("snd_wnd_min") or 0),
@@ -171,15 +195,11 @@ def connection_of(table: dict[str, Array], at: int) -> Connection:
         ca_name=table["ca_name"][at] or "",
         handshake_ns=None if handshake is None else round(handshake * 1000),
         limit_ns=limits,
-        least_ns=times(LIMITS, "_min"),
-        receiving_ns=waits(),
-        receiving_least_ns=waits("_min"),
-        certain_ns=sum(limits.values()) - round(max(float(table["uncertain_us"][at]), 0) * 1000),
+        least_ns=times(_LIMITS["_min"]),
+        receiving_ns=waits(_WAITS[""]),
+        receiving_least_ns=waits(_WAITS["_min"]),
+        certain_ns=sum(limits.values()) - round(max(table["uncertain_us"][at], 0) * 1000),
     )
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def tally(
@@ -189,4 +209,4 @@ def tally(
     from tcpkmon.formats.analysis.why.assemble import connections_table
 
     table = connections_table(fold(pieces, each))
-    return [connection_of(table, at) for at in range(len(table["conn_id"]))]
+    return list(connections_of(table, np.arange(len(table["conn_id"]))))

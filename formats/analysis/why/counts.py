@@ -108,9 +108,7 @@ class Rates:
         Steps without bytes may be left out.
         """
         count = int(places.max()) + 1 if len(places) else 0
-        self._bin = grown(self._bin, count)
         self._grow(count)
-        self._sums = np.column_stack([grown(self._sums[:, n], count) for n in (0, 1)])
         if not count:
             return
         bins = since_ns // BIN_NS
@@ -131,6 +129,7 @@ class Rates:
         self._bin[mine], self._sums[mine] = number[lasts], sums[lasts]
 
     def _grow(self, count: int) -> None:
+        self._bin, self._sums = grown(self._bin, count), grown(self._sums, count)
         self._most, self._busy = grown(self._most, count), grown(self._busy, count)
         self._least = grown(self._least, count, _NO_LEAST)
 
@@ -150,9 +149,6 @@ class Rates:
         """
         count = len(durations_ns)
         bins = durations_ns // BIN_NS
-        self._bin, self._sums = grown(self._bin, count), np.column_stack(
-            [grown(self._sums[:, n], count) for n in (0, 1)]
-        )  # fmt: skip
         self._grow(count)
         whole = np.flatnonzero(self._bin[:count] < bins)
         self._close(whole, self._sums[whole])

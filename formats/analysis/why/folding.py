@@ -97,6 +97,7 @@ class Fold:
     def finish(self) -> Array:
         """The intervals that were open at the end."""
         rows = self.cutter.finish()
+        self.cutter = Cutter(self.places)  # what it kept of each connection is not needed any more
         self._add_times(rows)
         for name, fill in self._fills.items():
             self.values[name] = grown(self.values[name], len(self), fill)
@@ -312,10 +313,7 @@ class Fold:
         count = len(self)
         for name in ("limit_ns", "certain_ns"):
             before = self.values.get(name, np.zeros((0, len(LIMITS)), np.int64))
-            if len(before) < count:
-                more = np.zeros((max(count - len(before), len(before) // 2), len(LIMITS)), np.int64)
-                before = np.concatenate([before, more])
-            self.values[name] = before
+            self.values[name] = grown(before, count)
         np.add.at(self.values["limit_ns"], (place, rows["limit"]), spans)
         np.add.at(self.values["certain_ns"], (place, rows["limit"]), rows["certain_ns"])
         for name in ("bytes_sent", "bytes_acked", "bytes_received", "lost_records"):

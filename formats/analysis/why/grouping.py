@@ -21,6 +21,13 @@ class Places:
     def __len__(self) -> int:
         return len(self._ids)
 
+    def find(self, conn_id: int) -> int | None:
+        """The place of a connection, None for one that was not seen."""
+        wanted = np.uint64(conn_id % (1 << 64))
+        at = int(np.searchsorted(self._ids, wanted))
+        is_known = at < len(self) and self._ids[at] == wanted
+        return int(self._places[at]) if is_known else None
+
     def of(self, ids: Array, seen: Array) -> NDArray[np.int64]:
         """(m,) the places of these connections; new ones get the next. UsageError: too many.
 
@@ -84,9 +91,11 @@ def _narrow(ids: Array) -> Array:
 
 def grown(values: Array, size: int, fill: int | float | bytes = 0) -> Array:
     """The array with at least that many rows; the new ones hold `fill`."""
-    if len(values) >= size:
+    count = len(values)
+    if count >= size:
         return values
-    more = np.zeros(max(size - len(values), len(values) // 2), values.dtype)
+    more = np.zeros((max(size, count + count // 2), *values.shape[1:]), values.dtype)
+    more[:count] = values
     if fill:  # np.full() would write the character 0 into texts
-        more[:] = fill
-    return np.concatenate([values, more])
+        more[count:] = fill
+    return more

@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tcpkmon.formats.analysis.why.connections import Connection
 from tcpkmon.formats.analysis.why.words import human_time
 from tcpkmon.formats.base.text import endpoint
 
-_ENDS = ("laddr", "lport", "raddr", "rport")
 _MOSTLY = 0.5
 
 
@@ -18,19 +20,28 @@ class Peers:
     """Finds the other ends of the connections of a table."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
-        self._columns = [table[name].tolist() for name in _ENDS]
         self._start, self._end = table["start_ns"], table["end_ns"]
-        self._places = {one: at for at, one in enumerate(table["conn_id"].tolist())}
-        self._rows: dict[tuple[Any, ...], list[int]] = {}
-        for at, ends in enumerate(zip(*self._columns, strict=True)):
-            self._rows.setdefault(ends, []).append(at)
+        self._by_id = np.argsort(table["conn_id"], kind="stable")
+        self._ids = table["conn_id"][self._by_id]
+        numbers: dict[str, int] = {}
+        addresses = np.array([
+            [numbers.setdefault(one, len(numbers)) for one in table[f"{end}addr"].tolist()]
+            for end in "lr"
+        ], np.int64)  # fmt: skip
+        ports = _numbered(np.stack([table["lport"], table["rport"]]))
+        local, remote = _numbered(addresses << 32 | ports)
+        keys = local << 32 | remote
+        self._wanted = remote << 32 | local
+        self._order = np.argsort(keys, kind="stable")
+        self._keys = keys[self._order]
 
     def of(self, conn_id: int) -> int | None:
         """The row of the other end of a connection; None: none was open at that time."""
-        at = self._places[conn_id]
-        laddr, lport, raddr, rport = (column[at] for column in self._columns)
+        at = int(self._by_id[np.searchsorted(self._ids, conn_id)])
+        wanted = self._wanted[at]
+        low, high = (np.searchsorted(self._keys, wanted, side) for side in ("left", "right"))
         found = [
-            row for row in self._rows.get((raddr, rport, laddr, lport), ())
+            row for row in self._order[low:high].tolist()
             if row != at and self._start[row] <= self._end[at] and self._start[at] <= self._end[row]
         ]  # fmt: skip
         return max(found, key=lambda row: self._shared(at, row), default=None)
@@ -39,6 +50,11 @@ class Peers:
         """For how long both were open [ns]."""
         start = max(int(self._start[one]), int(self._start[other]))
         return min(int(self._end[one]), int(self._end[other])) - start
+
+
+def _numbered(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Each distinct value as a small number; of the same shape."""
+    return np.unique(values, return_inverse=True)[1].reshape(values.shape)
 
 
 def is_local(one: Connection) -> bool:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tcpkmon.formats.analysis.why.assemble import Table
+import numpy as np
+
+from tcpkmon.formats.analysis.why.assemble import Array, Table
 from tcpkmon.formats.analysis.why.tables import as_arrow, renamed
 from tcpkmon.formats.base.files import create_file
 from tcpkmon.formats.base.table_file import write_tables
@@ -39,16 +41,15 @@ def write(
     Rows(labels, is_number, rows, name, _DIGITS).write(form, output, force)
 
 
-def rows_of(table: Table) -> Iterator[dict[str, Any]]:
-    """The rows as dictionaries of Python values: null is None, a whole number an int. Some are
-    made at once, since one takes 4 kB."""
+def rows_of(table: Table, order: Array | None = None) -> Iterator[dict[str, Any]]:
+    """The rows, or these, as dictionaries of Python values: null is None, a whole number an int.
+    Some are made at once, since one takes 4 kB."""
     names = list(table)
     count = max((len(values) for values in table.values()), default=0)
-    for low in range(0, count, _AT_ONCE):
-        columns = [
-            [plain(value) for value in values[low : low + _AT_ONCE].tolist()]
-            for values in table.values()
-        ]
+    for low in range(0, count if order is None else len(order), _AT_ONCE):
+        some = slice(low, low + _AT_ONCE)
+        chosen = some if order is None else order[some]
+        columns = [_plain(values[chosen]) for values in table.values()]
         for row in zip(*columns, strict=True):
             yield dict(zip(names, row, strict=True))
 
@@ -56,6 +57,18 @@ def rows_of(table: Table) -> Iterator[dict[str, Any]]:
 def row_of(table: Table, at: int) -> dict[str, Any]:
     """One row as rows_of() gives it."""
     return next(rows_of({name: values[at : at + 1] for name, values in table.items()}))
+
+
+def _plain(values: Array) -> list[Any]:
+    """plain() of each."""
+    if values.dtype.kind in "iub":
+        return values.tolist()  # type: ignore[no-any-return]
+    if values.dtype.kind == "f":
+        if np.isnan(values).all():
+            return [None] * len(values)
+        if (np.abs(values) < 1 << 53).all() and (values == np.trunc(values)).all():
+            return values.astype(np.int64).tolist()  # type: ignore[no-any-return]
+    return [plain(value) for value in values.tolist()]
 
 
 def plain(value: Any) -> Any:
