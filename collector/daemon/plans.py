@@ -80,7 +80,9 @@ class Plans:
             raise Refused([f"{self._folder}: {error.strerror}"], 1) from error
         captures = {}
         for name, one in plan["captures"].items():
-            output = {"output": str(self._folder / name)}
+            output: dict[str, Any] = {"output": str(self._folder / name)}
+            if "dataset" in (rotation := one["table"].get("rotation", {})):  # on a disk
+                output["rotation"] = {key: rotation[key] for key in rotation if key != "dataset"}
             captures[name] = {
                 **one, "folder": output["output"],
                 "table": {**one["table"], **output}, "static": {**one["static"], **output},

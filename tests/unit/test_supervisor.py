@@ -55,6 +55,16 @@ def child(folder: Path, code: str = "", state: State = State.ATTACHED) -> Child:
     return made
 
 
+def test_no_dataset_before_the_disks_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TCPKMON_RUN", str(tmp_path / "run"))
+    table = {"rotation": {"every": "1s", "dataset": "/srv/fleet"}}
+    plan = {"captures": {"a": {"table": table, "static": table, "folder": "/x"}}}
+    made = Plans(Path("none"), early=True)._begin_in_memory(plan)["captures"]["a"]
+    assert made["table"]["rotation"] == made["static"]["rotation"] == {"every": "1s"}
+
+
 def run(supervisor: Supervisor, after_s: float = 0.2) -> None:
     """Until SIGTERM, and until it has ended."""
     timer = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGTERM))
