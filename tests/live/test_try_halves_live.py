@@ -158,11 +158,12 @@ def _removed(folder: Path) -> bool:
     return True
 
 
-def test_killed_it_is_gone(lab: Lab) -> None:
+def test_killed_it_is_gone(lab: Lab, tmp_path: Path) -> None:
     before = settings()
     told = ["--live", "--ports", str(PORT), "--set", f"tcp_notsent_lowat={SLOW}", "--for", "20s"]
     process = subprocess.Popen([Path(sys.executable).with_name("tcpkmon"), "try", *told],
-                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+                               stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, "TMPDIR": str(tmp_path)})  # fmt: skip
     assert process.stderr is not None
     assert "sets tcp_notsent_lowat" in process.stderr.readline()
     captures = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
