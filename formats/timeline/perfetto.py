@@ -32,7 +32,7 @@ def import_protos() -> tuple[Any, Any]:
 
 
 class PerfettoSink:
-    """See Sink. The clock of the trace is CLOCK_MONOTONIC; CLOCK_BOOTTIME is said to be the same."""
+    """See Sink. The clock is CLOCK_MONOTONIC; CLOCK_BOOTTIME is said to be the same."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._protos, builder = import_protos()

@@ -17,8 +17,6 @@ from tests.unit.magnet_log import MagnetLog, write_folder
 from tests.unit.test_disk_analysis import write as write_disk
 from tests.unit.test_timeline import LOST, export, write_host
 from tests.unit.timeline_reader import read
-
-pytest.register_assert_rewrite("tests.unit.trace_processor")
 from tests.unit.trace_processor import (
     COUNTERS,
     NULL,
