@@ -119,7 +119,7 @@ def guests_sentence(found: list[dict[str, Any]]) -> str:
     if not found:
         return "No guest was asked."
     broken = [[rule for rules in one["broken"].values() for rule in rules] for one in found]
-    names = ", ".join(f"{one['kernel']} ({_names(sorted(rules)) or 'none'})"
+    names = ", ".join(f"{one['kernel']} ({_names(sorted(rules)) or 'not played'})"
                       for one, rules in zip(found, broken, strict=True))  # fmt: skip
     proven, others = (sum(told[key] for one in found for told in one["tallies"].values())
                       for key in ("proven", "others"))  # fmt: skip
