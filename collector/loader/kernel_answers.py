@@ -37,13 +37,26 @@ class KernelAnswers(Btf):
     def __init__(self) -> None:
         # Not Blob's: that reads the types.
         self._folder = PrivateFolder(cache_folder(), SUFFIX, _KEPT)
-        parts = [boot_id(), btf.bbr_types(), *(path.read_bytes() for path in _CODE)]
-        self.key = hashlib.sha256(b"".join(parts)).hexdigest()
+        self._about = b"".join([btf.bbr_types(), *(path.read_bytes() for path in _CODE)])
+        self.key = hashlib.sha256(boot_id() + self._about).hexdigest()
         """Of this boot, the module of BBR, and the code that reads types and writes them as C."""
         self._answers: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError, TypeError):
             self._answers = dict(json.loads(self._folder.read(self.key)))
         self._saved = len(self._answers)
+
+    @property
+    def types_key(self) -> str:
+        """As `key`, but of the kernel's types in place of the boot: for what has no address in it.
+        So what was compiled serves the next boot too."""
+        made = hashlib.sha256(self._about)
+        try:
+            with btf.KERNEL_BTF.open("rb") as file:
+                while piece := file.read(1 << 20):
+                    made.update(piece)
+        except OSError:
+            return self.key
+        return made.hexdigest()
 
     def __getattr__(self, name: str) -> Any:
         """An attribute of Btf: reads the types, once."""

@@ -99,7 +99,7 @@ class Decided:
             [probe.name for probe in self.plan.probes],
             user_schema=not self.shipped,
             flags=STRICT if self.events is not None else (),
-            before=Later(self.btf.key, lambda: kernel_types.make(self.btf, self.text)),
+            before=Later(self.btf.types_key, lambda: kernel_types.make(self.btf, self.text)),
             # Other schemata: which functions a text has decides what they do (schema locking).
             divide=self.events is None,
         )

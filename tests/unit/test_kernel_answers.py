@@ -96,6 +96,17 @@ def test_another_boot_may_be_another_kernel(kernel: Kernel) -> None:
         ask(KernelAnswers())
 
 
+def test_the_next_boot_of_a_kernel_has_the_same_types(kernel: Kernel) -> None:
+    """So what was compiled is found again."""
+    first = KernelAnswers().types_key
+    kernel.boot.write_text("second\n")
+    assert KernelAnswers().types_key == first
+    kernel.types.write_bytes(sample(">").data())
+    assert KernelAnswers().types_key != first
+    kernel.hide()
+    assert KernelAnswers().types_key == KernelAnswers().key
+
+
 def test_without_an_id_of_the_boot_nothing_is_known(kernel: Kernel) -> None:
     kernel.boot.unlink()
     first = KernelAnswers()
