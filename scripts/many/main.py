@@ -111,17 +111,27 @@ def _simulate(path: Path, opened: int, new: int, seconds: float) -> Figures:
     return simulation.close()
 
 
+_MEASURE = """
+import os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+_, status, used = os.wait4(process.pid, 0)
+print(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, used.ru_maxrss)
+"""
+"""A small process of its own: a child's ru_maxrss begins with what its parent has."""
+
+
 def timed(words: list[str]) -> tuple[float, float, float]:
     """Seconds, CPU seconds and peak MiB of a command of tcpkmon."""
     argv = [str(BIN / "tcpkmon"), *words]
     if words[0] == "connections":
         argv += ["-o", str(Path(words[-1]).with_suffix(".parquet")), "--force"]
     begun = time.monotonic()
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    if os.waitstatus_to_exitcode(status):
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", _MEASURE, *argv],
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)  # fmt: skip
+    code, cpu_s, peak_kib = map(float, done.stdout.split())
+    if code:
         raise RuntimeError(f"{' '.join(argv)} failed")
-    return time.monotonic() - begun, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+    return time.monotonic() - begun, cpu_s, peak_kib / 1024
 
 
 def _page(
