@@ -49,6 +49,7 @@ from tcpkmon.formats.base.errors import DamagedError, FileError
 from tcpkmon.formats.base.facts import decode
 from tcpkmon.formats.base.limits import MOST_CPUS, MOST_HEADER_BYTES
 from tcpkmon.formats.base.segments import find_segments, hidden
+from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.psc.header import KIND_SETTINGS, decode_header
 
 _ROWS = 1 << 14
@@ -217,10 +218,12 @@ class _Reader:
         tail.written.segment = tail.number
         if not previous:
             return
-        head = self._control(self._rows(1, 2))
+        at, head = 1, self._control(self._rows(1, 2))
+        if isinstance(head, Unseen):
+            at, head = 2, self._control(self._rows(2, 3))
         if not isinstance(head, Checkpoint):
             raise ValueError("it does not begin with a ledger")
-        records = sum(one.in_file for one in self._group(head, 1) if isinstance(one, Collector))
+        records = sum(one.in_file for one in self._group(head, at) if isinstance(one, Collector))
         tail.before = records, int(previous["last_seq"]) - int(previous["entries"])
 
     def _count_rest(self, at: int, seq: int, counts: _Counts) -> tuple[int, int]:

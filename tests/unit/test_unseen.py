@@ -156,6 +156,24 @@ def test_what_passed_between_two_collectors_is_counted(tmp_path: Path) -> None:
     assert counts([chain]) == [(110 * MS, 4 * S)]
 
 
+def test_one_goes_on_in_a_later_segment_which_begins_with_it(tmp_path: Path) -> None:
+    maker = Taken(tmp_path / "f")
+    maker.stream.tell([maker.unseen])
+    maker.records(20)
+    maker.pass_by(1, 10)
+    maker.rotate()
+    maker.records(5)
+    maker.wait()
+    shutil.copytree(tmp_path / "f", tmp_path / "g")
+    maker.pass_by(3, 100)
+    stream = maker.stream
+    maker.go_on(tmp_path / "g", dict.fromkeys(range(CPUS), 25))
+    stream.close(10)
+    *_, chain = format_of(tmp_path / "g").verify(tmp_path / "g")
+    assert not chain.problems
+    assert counts([chain]) == [(110 * MS, 4 * S)]
+
+
 class Dumping(Telling, Recording):
     pass
 
