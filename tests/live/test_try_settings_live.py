@@ -78,7 +78,7 @@ def captured(folder: Path, scenario: Scenario) -> Path:
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[pytest.mark.full] * (name != "filled"))
+    pytest.param(name, marks=[pytest.mark.full] * (name != "short"))
     for name in SCENARIOS
 ])  # fmt: skip
 def test_a_setting_does_on_the_copy_what_it_does(
