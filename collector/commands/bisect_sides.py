@@ -114,6 +114,7 @@ class Guest(Closing):
     """A guest that boots, or runs. It takes orders by files of a folder that it sees too."""
 
     def __init__(self, release: str, folder: Path) -> None:
+        folder = folder.absolute()  # the guest has it by this name
         self.release, self._folder = release, folder
         self._orders = 0
         folder.mkdir(parents=True)
