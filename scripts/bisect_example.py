@@ -74,7 +74,8 @@ def bisect(folder: Path, words: list[str]) -> str:
     shown = " ".join(f"'{word}'" if " " in word else word for word in words)
     machine = f"Linux {platform.release()}, {describe_machine()['cpu_model']}"
     load = f"load {os.getloadavg()[0]:.0f} of {os.cpu_count()} CPUs"
-    lines = (f"# tcpkmon bisect {shown}", *done.stdout.splitlines())
+    said = (line for line in done.stdout.splitlines() if not line.startswith("setup: "))
+    lines = (f"# tcpkmon bisect {shown}", *said)
     wrapped = (textwrap.wrap(line, 114, subsequent_indent="    ", break_on_hyphens=False)
                for line in lines)  # fmt: skip
     return f"{machine}, {load}:\n\n" + "\n".join(
