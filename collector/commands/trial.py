@@ -33,7 +33,7 @@ from tcpkmon.formats.analysis.trying import (
     with_last_data,
 )
 from tcpkmon.formats.analysis.trying.settings import CONGESTION, INITCWND, QDISC, RMEM, WMEM
-from tcpkmon.formats.analysis.why import Source, connection_of, connections
+from tcpkmon.formats.analysis.why import Source, connections, connections_of
 from tcpkmon.formats.base.errors import DamagedError, UsageError
 
 Say = Callable[[str], None]
@@ -196,7 +196,7 @@ def _read(
             raise DamagedError(f"{source.reader.lost} records of the copy's capture were lost",
                                "the machine is too busy: try again")  # fmt: skip
     order = np.argsort(table["start_ns"], kind="stable")
-    ours = [connection_of(table, at) for at in order.tolist() if table["rport"][at] == PORT]
+    ours = connections_of(table, order[table["rport"][order] == PORT])
     acked = acknowledged_in(path)
     values, fits = [], []
     for one, play in zip(ours, plays, strict=True):
@@ -215,7 +215,8 @@ def acknowledged_in(path: Path) -> dict[int, int]:
     found: dict[int, int] = {}
     with Source(path) as source:
         for piece in source.read():
-            found = acknowledged(piece) | found
+            for conn_id, at_ns in acknowledged(piece).items():
+                found.setdefault(conn_id, at_ns)
     return found
 
 

@@ -46,7 +46,7 @@ from tcpkmon.formats.analysis.trying.settings import (
     SO_RCVBUF,
     SO_SNDBUF,
 )
-from tcpkmon.formats.analysis.why import Source, connection_of, connections
+from tcpkmon.formats.analysis.why import Source, connections, connections_of
 from tcpkmon.formats.base.errors import DamagedError, TcpkmonError, UsageError
 
 Say = Callable[[str], None]
@@ -218,9 +218,6 @@ def _read(path: Path, decisions: Sequence[Decision], variant: Variant) -> Halves
             raise DamagedError(f"{source.reader.lost} records were lost", "the machine is too "
                                "busy: choose fewer connections")  # fmt: skip
     acked = acknowledged_in(path)
-    opened = np.flatnonzero(table["role"] != "existing").tolist()
-    every = [
-        with_last_data(one, acked.get(one.conn_id))
-        for one in (connection_of(table, at) for at in opened)
-    ]
+    opened = connections_of(table, np.flatnonzero(table["role"] != "existing"))
+    every = [with_last_data(one, acked.get(one.conn_id)) for one in opened]
     return halve(every, decisions, variant.of_receiver)

@@ -133,6 +133,16 @@ class Taken(Telling, Killed):
     pass
 
 
+def gone_on(maker: Taken, folder: Path, released: int) -> list[tuple[int | None, int]]:
+    """The counts of all files, when another process went on after the first `released` records."""
+    stream = maker.stream
+    maker.go_on(folder, dict.fromkeys(range(CPUS), released))
+    stream.close(10)
+    *_, chain = format_of(folder).verify(folder)
+    assert not chain.problems
+    return counts([chain])
+
+
 def test_what_passed_between_two_collectors_is_counted(tmp_path: Path) -> None:
     maker = Taken(tmp_path / "f")
     maker.stream.tell([maker.unseen])
@@ -148,12 +158,7 @@ def test_what_passed_between_two_collectors_is_counted(tmp_path: Path) -> None:
     (killed,) = counts(format_of(path).verify(path))
     assert killed == (10 * MS, S), "without an end: up to the last ledger"
     maker.pass_by(3, 100)  # nobody reads the rings; the programs go on
-    stream = maker.stream
-    maker.go_on(tmp_path / "g", dict.fromkeys(range(CPUS), 20))
-    stream.close(10)
-    *_, chain = format_of(tmp_path / "g").verify(tmp_path / "g")
-    assert not chain.problems
-    assert counts([chain]) == [(110 * MS, 4 * S)]
+    assert gone_on(maker, tmp_path / "g", 20) == [(110 * MS, 4 * S)]
 
 
 def test_one_goes_on_in_a_later_segment_which_begins_with_it(tmp_path: Path) -> None:
@@ -166,12 +171,7 @@ def test_one_goes_on_in_a_later_segment_which_begins_with_it(tmp_path: Path) -> 
     maker.wait()
     shutil.copytree(tmp_path / "f", tmp_path / "g")
     maker.pass_by(3, 100)
-    stream = maker.stream
-    maker.go_on(tmp_path / "g", dict.fromkeys(range(CPUS), 25))
-    stream.close(10)
-    *_, chain = format_of(tmp_path / "g").verify(tmp_path / "g")
-    assert not chain.problems
-    assert counts([chain]) == [(110 * MS, 4 * S)]
+    assert gone_on(maker, tmp_path / "g", 25) == [(110 * MS, 4 * S)]
 
 
 class Dumping(Telling, Recording):
