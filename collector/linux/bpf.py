@@ -20,16 +20,10 @@ from tcpkmon.collector.linux.syscalls import (
     address,
     bpf,
     c_string,
-    online_cpus,
-    perf_event_open,
     possible_cpus,
     possible_numbers,
     refused,
-    system_call,
 )
-
-# For the callers of this module.
-__all__ = ["online_cpus", "perf_event_open", "possible_cpus", "system_call"]
 
 BPF_MAP_CREATE, BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM, BPF_MAP_DELETE_ELEM = 0, 1, 2, 3
 BPF_PROG_LOAD = 5

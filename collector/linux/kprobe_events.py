@@ -13,7 +13,6 @@ import fcntl
 import itertools
 import os
 import re
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from tcpkmon.collector.linux.bpf import PERF_EVENT_IOC_SET_BPF, PERF_TYPE_TRACEP
 from tcpkmon.collector.linux.syscalls import (
     c_string,
     online_cpus,
+    perf_attributes,
     perf_event_open,
     refused,
     system_call,
@@ -38,7 +38,6 @@ FSMOUNT_CLOEXEC = 1
 MOUNTS = "/proc/self/mounts"
 GROUP_PREFIX = "tcpkmon_"
 _NAME_LIMIT = 60
-_PERF_ATTRIBUTE_BYTES = 112
 _EVENT_LINE = re.compile(r"^[pr]\d*:(?P<group>tcpkmon_(?P<pid>\d+))/(?P<name>\S+)\s", re.MULTILINE)
 _numbers = itertools.count(1)
 
@@ -205,9 +204,7 @@ class KprobeEvent:
         """Attaches a program on all CPUs; it runs after those that were attached before it."""
         try:
             number = int((self.tracefs / "events" / self.group / self.name / "id").read_text())
-            attributes = struct.pack(
-                "=IIQ", PERF_TYPE_TRACEPOINT, _PERF_ATTRIBUTE_BYTES, number
-            ).ljust(_PERF_ATTRIBUTE_BYTES, b"\0")
+            attributes = perf_attributes(PERF_TYPE_TRACEPOINT, number)
             # The kernel runs the program on every CPU, whichever CPU is named here.
             self.fds.append(perf_event_open(attributes, online_cpus()[0]))
             fcntl.ioctl(self.fds[-1], PERF_EVENT_IOC_SET_BPF, prog_fd)

@@ -28,7 +28,7 @@ from tcpkmon.collector.linux.nf_hooks import Entrance, NetfilterHook
 from tcpkmon.collector.linux.perf_events import PerfEvent
 from tcpkmon.collector.linux.places import Places
 from tcpkmon.collector.linux.probe_kinds import KINDS
-from tcpkmon.collector.linux.syscalls import close_all, wait_for_running
+from tcpkmon.collector.linux.syscalls import close_all, possible_cpus, wait_for_running
 from tcpkmon.collector.loader.bytecode import Cast, fill_maps, second_copy
 from tcpkmon.collector.loader.compiler import Image
 from tcpkmon.collector.loader.program import (
@@ -84,7 +84,7 @@ class Loaded(Closing):
                     continue
                 count = spec.max_entries
                 if spec.type == bpf.BPF_MAP_TYPE_PERF_EVENT_ARRAY:
-                    count = bpf.possible_cpus()
+                    count = possible_cpus()
                 self.maps[spec.name] = transport.make_map(spec.name) or (
                     bpf.map_create(
                         spec.type, spec.key_size, spec.value_size, count, spec.flags, spec.name
