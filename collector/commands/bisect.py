@@ -205,7 +205,7 @@ def _prepare(
     """What needs no run to be checked: all mistakes at once."""
     from tcpkmon.collector.commands.bisect_scenario import Scenario, parse_path
     from tcpkmon.collector.commands.bisect_sides import here, words_of
-    from tcpkmon.collector.lab.lab import check_root
+    from tcpkmon.collector.linux.privileges import check_root
     from tcpkmon.collector.session.command import find_caller
     from tcpkmon.formats.analysis.bisecting import make_plan
 

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tcpkmon.collector.commands.schema_view import describe, summary, text_lines
+from tcpkmon.collector.linux.privileges import check_root
 from tcpkmon.collector.loader.perf_counters import list_counters
-from tcpkmon.collector.loader.prepare import Wish, check_root, prepare
+from tcpkmon.collector.loader.prepare import Wish, prepare
 from tcpkmon.collector.plan.event_layout import lay_out
 from tcpkmon.collector.plan.schema_lint import read_checked
 from tcpkmon.collector.plan.schema_sources import BASE, find_sources, made_events

@@ -85,7 +85,7 @@ def command(
         return _try_live(sets, live_ports, cgroup, unit, live_for, as_json)
     from tcpkmon.collector.commands.trial import Trial
     from tcpkmon.collector.lab.endpoint import congestion_controls
-    from tcpkmon.collector.lab.lab import check_root
+    from tcpkmon.collector.linux.privileges import check_root
     from tcpkmon.formats.analysis.trying import fit, parse_variant, propose
 
     asked = [parse_variant(text) for text in sets]
@@ -144,7 +144,7 @@ def _try_live(
     sets: tuple[str, ...], ports: str, cgroup: str, unit: str, live_for: str, as_json: bool
 ) -> int:
     from tcpkmon.collector.commands.trial_live import choose, try_live
-    from tcpkmon.collector.lab.lab import check_root
+    from tcpkmon.collector.linux.privileges import check_root
     from tcpkmon.formats.analysis.trying import parse_variant
 
     if len(sets) != 1:

@@ -203,12 +203,6 @@ def check_privilege() -> None:
         )
 
 
-def check_root(what: str) -> None:
-    """Raises PrivilegeError unless this process is root."""
-    if os.geteuid() != 0:
-        raise PrivilegeError(f"{what} needs root", "run it with sudo")
-
-
 def check_machine() -> None:
     """Raises KernelError on machines whose rings cannot be read: see ring/words.py."""
     machine = this_machine()
