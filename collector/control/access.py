@@ -51,10 +51,10 @@ def control_folder() -> Path:
     return Path(os.environ.get("TCPKMON_RUN") or FOLDER)
 
 
-def socket_pid(name: str, kind: str = "sock") -> int | None:
-    """The PID in the name of a control socket, or of one with the status; None for other names."""
+def socket_pid(name: str) -> int | None:
+    """The PID in the name of a control socket; None for other names."""
     match = _NAME.fullmatch(name)
-    return int(match[1]) if match and match[2] == kind else None
+    return int(match[1]) if match and match[2] == "sock" else None
 
 
 def exists(pid: int) -> bool:
