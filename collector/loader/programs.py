@@ -230,22 +230,8 @@ class Loaded(Closing):
             for place, why in program.attachment.refused.items()
         }
 
-    def period(self, function: str) -> int | None:
-        """The period of an attached program of kind perf: times, or ns of a clock; else None."""
-        event = self._perf_event(function)
-        return event.period if event is not None else None
-
-    def set_period(self, function: str, period: int) -> None:
-        """Gives a program of kind perf another period. KernelError."""
-        if (event := self._perf_event(function)) is not None:
-            event.set_period(period)
-
-    def pause(self, function: str, paused: bool) -> None:
-        """Stops the event of a program of kind perf, or lets it go on."""
-        if (event := self._perf_event(function)) is not None:
-            event.pause(paused)
-
-    def _perf_event(self, function: str) -> PerfEvent | None:
+    def perf_event(self, function: str) -> PerfEvent | None:
+        """The event of an attached program of kind perf; None for others."""
         program = self.programs.get(function)
         attachment = program.attachment if program is not None else None
         return attachment if isinstance(attachment, PerfEvent) else None

@@ -193,10 +193,10 @@ class Watching:
             if not np.isin([self._locations[one] for one in _CALLS], entries["location"]).any():
                 return
             from tcpkmon.collector.metrics.request_meter import RequestMeter
-            from tcpkmon.formats.analysis.exchanges import calls_of
+            from tcpkmon.formats.analysis.exchanges import NEEDED, calls_of
 
             has_calls, at_entry = calls_of(self._ways)
-            if not has_calls or not RequestMeter.can_count(set(entries.dtype.names or ())):
+            if not has_calls or not {*NEEDED} <= {*(entries.dtype.names or ())}:
                 return
             self._requests = RequestMeter(at_entry)
         self._requests.add(entries, _times_ns(entries), lost)
