@@ -238,7 +238,6 @@ class _Bench:
         self._loaded.close()
 
     def measure(self, slot: Slot, schema: str, iterations: int, rounds: int) -> Cost:
-        """One event's cost."""
         with _on_cpu(self._cpu):
             self._switch(slot, False)
             self._round(slot, iterations)  # to warm up caches

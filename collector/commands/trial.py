@@ -75,7 +75,6 @@ class Trial(Closing):
         self._folder = tempfile.TemporaryDirectory(prefix="tcpkmon-try-")
 
     def close(self) -> None:
-        """Remove the copy."""
         self._copy.close()
         self._folder.cleanup()
 

@@ -186,7 +186,6 @@ class Handlers:
         return {name: self._on[name] for name in names}
 
     def mark(self, number: int, pid: int) -> dict[str, Any]:
-        """Write a mark."""
         most = self._stream.largest_mark
         if number > most:
             form = self._request.file_format

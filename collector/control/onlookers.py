@@ -65,7 +65,6 @@ class Onlookers:
         self._waiting.clear()
 
     def close(self) -> None:
-        """Remove the socket."""
         with suppress(OSError):
             self.path.unlink()
         self.listener.close()

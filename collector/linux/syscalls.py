@@ -114,7 +114,6 @@ def wait_for_running() -> None:
 
 
 def close_all(fds: Iterable[int]) -> None:
-    """Close descriptors."""
     for fd in fds:
         os.close(fd)
 

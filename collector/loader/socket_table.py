@@ -74,7 +74,8 @@ def decode(
     fits = end - at >= HEADER.size + _MESSAGE.itemsize
     at, end = at[fits], end[fits]
     messages = _read(room, at + HEADER.size, _MESSAGE)
-    found = _attributes(room, at + HEADER.size + _MESSAGE.itemsize, end)
+    wanted = {name: number for name, number in _VALUES.items() if name in (kind.names or ())}
+    found = _attributes(room, at + HEADER.size + _MESSAGE.itemsize, end, [INFO, *wanted.values()])
     if not every:
         states = messages["state"].astype(np.int64)
         full = (found[INFO][0] > 0) & (STATES >> states & 1 > 0)
@@ -83,8 +84,8 @@ def decode(
     rows = np.zeros(len(messages), kind)
     infos = _value(room, *found[INFO], TCP_INFO)
     for name in kind.names or ():
-        if name in _VALUES:
-            rows[name] = _value(room, *found[_VALUES[name]], kind[name])
+        if name in wanted:
+            rows[name] = _value(room, *found[wanted[name]], kind[name])
         elif name in (_MESSAGE.names or ()):
             rows[name] = messages[name]
         elif name in (TCP_INFO.names or ()):
@@ -164,10 +165,10 @@ def _value(
 
 
 def _attributes(
-    room: NDArray[np.uint8], at: NDArray[np.int64], end: NDArray[np.int64]
+    room: NDArray[np.uint8], at: NDArray[np.int64], end: NDArray[np.int64], kinds: Sequence[int]
 ) -> dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Of each message: where the value of an attribute is, and its bytes; both 0 without it."""
-    found = {kind: (np.zeros_like(at), np.zeros_like(at)) for kind in (INFO, *_VALUES.values())}
+    found = {kind: (np.zeros_like(at), np.zeros_like(at)) for kind in kinds}
     who = np.arange(len(at))
     while len(who := who[at[who] + 4 <= end[who]]):
         head = _read(room, at[who], np.dtype("=u2, =u2"))

@@ -91,11 +91,9 @@ class Watch:
         raise PrivilegeError(f"this process is not root, and {why}")
 
     def mark(self, number: int) -> None:
-        """Record a mark."""
         self._client.mark(number)
 
     def begin(self) -> None:
-        """Mark the beginning."""
         self._since_ns = time.monotonic_ns()
         self._mark()
 
