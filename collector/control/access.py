@@ -175,17 +175,6 @@ def listen(folder: Path, gid: int | None) -> tuple[Path, socket.socket]:
     return path, listener
 
 
-def listen_to_all(control: Path) -> tuple[Path, socket.socket]:
-    """The socket beside a control socket to which everybody may connect. FileError."""
-    listener, path = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), status_path(control)
-    try:
-        _bind(listener, path, 0o666)
-    except OSError as error:
-        listener.close()
-        raise _explained(error, path) from error
-    return path, listener
-
-
 def listen_at(path: Path, mode: int = 0o600, gid: int | None = None) -> socket.socket:
     """A socket at a path in the folder of sockets, listening; see listen()."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
