@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tcpkmon.collector.control.access import control_folder
-from tcpkmon.collector.daemon.mending import Mending
+from tcpkmon.collector.daemon.mending import Mending, wait_for
 from tcpkmon.collector.daemon.requests import Refused
 from tcpkmon.collector.linux import isolated
 from tcpkmon.formats.base.cli import say
@@ -125,10 +125,7 @@ class Plans:
         rest."""
         self._look_at_s = 0.0
         self.look_after((), mending)
-        until_s = time.monotonic() + END_S
-        with suppress(subprocess.TimeoutExpired):
-            for move in self._moves.values():
-                move.wait(max(0.0, until_s - time.monotonic()))
+        wait_for(self._moves.values(), END_S)
 
 
 def _read_plan(config: Path) -> dict[str, Any]:

@@ -96,14 +96,6 @@ def _open_events(tracefs: Path) -> int:
     return os.open(tracefs / "kprobe_events", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
 
-def _command(tracefs: Path, line: str) -> None:
-    file = _open_events(tracefs)
-    try:
-        os.write(file, line.encode() + b"\n")
-    finally:
-        os.close(file)
-
-
 def stale_events(listing: str) -> tuple[str, ...]:
     """GROUP/NAME of the events in the text of kprobe_events whose process has ended."""
     return tuple(
@@ -118,8 +110,8 @@ def remove_stale(tracefs: Path) -> tuple[str, ...]:
     removed = []
     for event in stale_events((tracefs / "kprobe_events").read_text()):
         # EBUSY: the process runs in another PID namespace.
-        with contextlib.suppress(OSError):
-            _command(tracefs, f"-:{event}")
+        with contextlib.suppress(OSError), os.fdopen(_open_events(tracefs), "wb", 0) as file:
+            file.write(f"-:{event}\n".encode())
             removed.append(event)
     return tuple(removed)
 
