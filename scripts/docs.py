@@ -22,7 +22,7 @@ from tables_page import tables_page
 
 from tcpkmon.collector.commands import collect, tcpkmon
 from tcpkmon.collector.commands import schema as schema_command
-from tcpkmon.collector.loader.sock_diag import TOLD
+from tcpkmon.collector.loader.listing import TOLD
 from tcpkmon.collector.plan.columns import (
     EVENT,
     LOCATIONS,

@@ -33,7 +33,7 @@ def command(
     and reading the values. It is an error if a record does not reach the ring.
     """
     from tcpkmon.collector.commands import event_cost
-    from tcpkmon.collector.loader.prepare import check_root
+    from tcpkmon.collector.linux.privileges import check_root
     from tcpkmon.formats.base.cli import say
 
     check_root("benchmark")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tcpkmon.collector.commands.bisect_trial import Trials
     from tcpkmon.collector.session.command import Identity
     from tcpkmon.formats.analysis.bisecting import Found, Plan, Told
-    from tcpkmon.formats.analysis.diff import Run
     from tcpkmon.formats.conditions import Value
 
 GOOD, BAD, SKIP, STOP = 0, 1, 125, 128
@@ -112,7 +111,7 @@ def _complain(error: Exception) -> None:
 def _bisect(words: Sequence[str], options: dict[str, Any]) -> int:
     from tcpkmon.collector.commands.bisect_sides import Guests, sysctl_sides
     from tcpkmon.collector.commands.bisect_trial import Trials
-    from tcpkmon.formats.analysis.bisecting import halve
+    from tcpkmon.formats.analysis.bisecting import apart, halve
 
     if not options["over"]:
         raise UsageError("say what the sides are", "--over sysctl NAME=a,b, --over kernels A B, "
@@ -134,7 +133,7 @@ def _bisect(words: Sequence[str], options: dict[str, Any]) -> int:
             trials = Trials(sides, plan, folder, where, _note)
             found = halve(len(sides.names), partial(_stage, trials, sides.names))
         named = (sides.names[found.low], sides.names[found.high])
-        hints = _apart(trials.plan, trials.runs[found.low], trials.runs[found.high])
+        hints = apart(trials.plan, trials.runs[found.low], trials.runs[found.high])
         code = 0 if found.told.changed or not found.told.unsure else UsageError.exit_code
         _print(found, named, trials.plan, hints, code, options, [
             sides.names[side] for side in found.gradual
@@ -160,13 +159,21 @@ def _step(words: Sequence[str], options: dict[str, Any]) -> int:
     """The tree as it is against captures of a good one."""
     from tcpkmon.collector.commands.bisect_sides import Sides
     from tcpkmon.collector.commands.bisect_trial import Trials
-    from tcpkmon.formats.analysis.bisecting import Found, power_lines, powers
-    from tcpkmon.formats.analysis.diff import RUN, parse_folder, values_of_side
+    from tcpkmon.formats.analysis.bisecting import Found, apart, power_lines, powers
+    from tcpkmon.formats.analysis.diff import (
+        RUN,
+        parse_folder,
+        read_run,
+        refuse_unproven,
+        values_of_side,
+    )
 
     if options["over"]:
         raise UsageError("--step has one side, the tree as it is", "leave out --over")
     paths = parse_folder([*options["baseline"], *map(Path, options["sides"])])
-    good = _read_all(paths, _where(options))
+    where = _where(options)
+    good = [read_run(path, where) for path in paths]
+    refuse_unproven(good)
     if len(good) < 2 and (good or options["output"] is None):
         hint = "-o good without --baseline records one, of a tree that is good"
         raise UsageError("--step compares with a baseline of several runs", hint)
@@ -184,7 +191,7 @@ def _step(words: Sequence[str], options: dict[str, Any]) -> int:
         trials = Trials(sides, plan, folder, where, _note, good)
         (told,) = trials.compare((0,), ())
         code = _verdict(told, plan)
-        hints = _apart(plan, good, trials.runs[0])
+        hints = apart(plan, good, trials.runs[0])
         _print(Found(0, 0, told), ("the baseline", "this tree"), plan, hints, code, options, [])
     return code
 
@@ -205,15 +212,16 @@ def _prepare(
     """What needs no run to be checked: all mistakes at once."""
     from tcpkmon.collector.commands.bisect_scenario import Scenario, parse_path
     from tcpkmon.collector.commands.bisect_sides import here, words_of
-    from tcpkmon.collector.lab.lab import check_root
+    from tcpkmon.collector.linux.privileges import check_root
     from tcpkmon.collector.session.command import find_caller
     from tcpkmon.formats.analysis.bisecting import make_plan
+    from tcpkmon.formats.analysis.diff import parse_metrics
 
     errors = Errors()
     with errors.caught():
         where = _where(options)
     with errors.caught():
-        plan = make_plan(_metrics(options["metrics"]), options["runs"], options["alpha"],
+        plan = make_plan(parse_metrics(options["metrics"]), options["runs"], options["alpha"],
                          options["least"] / 100, baseline)  # fmt: skip
     with errors.caught():
         scenario = Scenario(words_of(words), options["peer"], parse_path(options["path"]), here(),
@@ -235,20 +243,6 @@ def _where(options: dict[str, Any]) -> Value | None:
     return None if options["where"] is None else parse_where(options["where"])
 
 
-def _metrics(text: str | None) -> list[str]:
-    from tcpkmon.formats.analysis.diff import parse_metrics
-
-    return parse_metrics(text)
-
-
-def _read_all(paths: Sequence[Path], where: Value | None) -> list[Run]:
-    from tcpkmon.formats.analysis.diff import read_run, refuse_unproven
-
-    runs = [read_run(path, where) for path in paths]
-    refuse_unproven(runs)
-    return runs
-
-
 @contextmanager
 def _folder(output: Path | None) -> Iterator[Path]:
     if output is None:
@@ -268,12 +262,6 @@ def _announce(plan: Plan) -> None:
 
 def _note(text: str) -> None:
     say(f"tcpkmon bisect: {text}")
-
-
-def _apart(plan: Plan, a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    from tcpkmon.formats.analysis.bisecting import apart
-
-    return apart(plan, a, b)
 
 
 def _print(

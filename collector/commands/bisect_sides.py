@@ -159,7 +159,6 @@ class Guest(Closing):
         return path.read_text()
 
     def close(self) -> None:
-        """End it."""
         with suppress(OSError):
             (self._folder / "guest" / "end").touch()
         try:

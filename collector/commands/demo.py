@@ -34,8 +34,8 @@ def command(output: Path, seconds: float) -> None:
     congestion control (reno, cubic, bbr), prints a table and a plot, and draws a picture. The
     namespaces are removed at the end, also after Ctrl-C.
     """
-    from tcpkmon.collector.lab.demo import draw, prepare_folder, record
-    from tcpkmon.collector.lab.demo_report import print_next, print_summary
+    from tcpkmon.collector.commands.demo_record import draw, prepare_folder, record
+    from tcpkmon.collector.commands.demo_report import print_next, print_summary
 
     progress, out = Console(stderr=True, highlight=False), Console(highlight=False)
     with prepare_folder(output):

@@ -12,7 +12,9 @@ from typing import Any
 
 from tcpkmon.collector.linux.btf import KERNEL_BTF, Btf
 from tcpkmon.collector.loader.attach_trials import check_atomics
-from tcpkmon.collector.loader.prepare import Wish, check_machine, check_privilege, decide, prepare
+from tcpkmon.collector.loader.prepare import check_machine, check_privilege, decide, prepare
+from tcpkmon.collector.plan.filters import Filters
+from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.ring.rings import choose_transport
 from tcpkmon.formats.base.errors import TcpkmonError
 
@@ -70,7 +72,7 @@ def examine() -> Report:
         return Report(tuple(checks))
     transport, refused = choose_transport()
     checks.append(Check("rings", True, "; ".join((transport.name, *refused))))
-    everything = decide(Wish(columns="all", locations="all"))
+    everything = decide(Request(Filters(), "-", columns="all", locations="all"))
     plan, tcp = everything.plan, everything.tcp
     assert tcp is not None
     walk = plan.kind_of("EXISTING")
@@ -86,8 +88,8 @@ def examine() -> Report:
     checks.append(Check("processes", not unseen, unseen or "programs see all", needed=False))
     if attachable:
         # The default capture of collect: its image is in the cache from now on.
-        compiles = "the default capture compiles"
-        checks.append(_attempt("compiler", lambda: prepare(Wish(transport=transport)), compiles))
+        compiles, default = "the default capture compiles", Request(Filters(), "-")
+        checks.append(_attempt("compiler", lambda: prepare(default, transport), compiles))
     kinds = {name: plan.kind_of(name) for name in tcp.switches.enabled}
     return Report(tuple(checks), kinds, plan.missing, tcp.layout.absent)
 

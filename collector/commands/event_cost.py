@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from tcpkmon.collector.linux import bpf
 from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.linux.syscalls import online_cpus
 from tcpkmon.collector.loader.bytecode import fill_maps
 from tcpkmon.collector.loader.capture_maps import EngineMaps
 from tcpkmon.collector.loader.compiler import compile_text
@@ -106,7 +107,7 @@ def measure(
     if not known:
         raise UsageError("these schemata log no events with klogger()")
     btf = Btf.from_kernel()
-    where = bpf.online_cpus()[-1] if cpu is None else cpu
+    where = online_cpus()[-1] if cpu is None else cpu
     for group, layout, slots in chosen:
         if slots:
             with _Bench(layout, slots, btf, where) as bench:
@@ -237,7 +238,6 @@ class _Bench:
         self._loaded.close()
 
     def measure(self, slot: Slot, schema: str, iterations: int, rounds: int) -> Cost:
-        """One event's cost."""
         with _on_cpu(self._cpu):
             self._switch(slot, False)
             self._round(slot, iterations)  # to warm up caches

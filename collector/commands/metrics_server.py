@@ -67,7 +67,6 @@ class Server:
         self._turn = asyncio.Semaphore(1)
 
     async def run(self) -> None:
-        """Serve."""
         server = await asyncio.start_server(
             self._begin, sock=self._listener, limit=_MOST_BYTES
         )

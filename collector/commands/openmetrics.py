@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -50,6 +51,19 @@ _HISTOGRAMS = (
     ("tcp_min_rtt_seconds", "min_rtt", "Minimum round-trip time at each segment received"),
     ("tcp_handshake_duration_seconds", "handshake", "From SYN to established, active side"),
 )
+
+
+_Family = TypeVar("_Family", bound=Metric)
+
+
+def _family(kind: Callable[..., _Family], name: str, text: str, *labels: str) -> _Family:
+    """Metrics of captures, by these labels too."""
+    return kind(f"tcpkmon_{name}", text, labels=["capture", *labels])
+
+
+_counter = partial(_family, CounterMetricFamily)
+_gauge = partial(_family, GaugeMetricFamily)
+_histogram = partial(_family, HistogramMetricFamily)
 
 
 def ask_all() -> tuple[dict[str, Answer], int]:
@@ -118,14 +132,10 @@ def make_metrics(answers: dict[str, Answer], silent: int) -> Iterator[Metric]:
     running.add_metric(["yes"], len(answers))
     running.add_metric(["no"], silent)
     yield running
-    info = GaugeMetricFamily(
-        "tcpkmon_capture_info", "What a capture is",
-        labels=["capture", "version", "format", "schemata"],
-    )  # fmt: skip
-    proven = GaugeMetricFamily(
-        "tcpkmon_capture_proven",
+    info = _gauge("capture_info", "What a capture is", "version", "format", "schemata")
+    proven = _gauge(
+        "capture_proven",
         "1 if every loss is counted: no event is attached in a way that loses some unseen",
-        labels=["capture"],
     )
     for name, answer in answers.items():
         words = [str(answer.get(word, "")) for word in ("tcpkmon", "format", "schemata")]
@@ -135,27 +145,14 @@ def make_metrics(answers: dict[str, Answer], silent: int) -> Iterator[Metric]:
 
 
 def _books(answers: dict[str, Answer]) -> Iterator[Metric]:
-    events = CounterMetricFamily(
-        "tcpkmon_events", "Events by what became of them in the kernel",
-        labels=["capture", "location", "outcome"],
-    )  # fmt: skip
-    lost = CounterMetricFamily(
-        "tcpkmon_lost_records", "Records that are not in the file", labels=["capture", "cause"]
+    events = _counter(
+        "events", "Events by what became of them in the kernel", "location", "outcome"
     )
-    cpu = CounterMetricFamily(
-        "tcpkmon_collector_cpu_seconds", "CPU time of the collecting process", labels=["capture"]
-    )
-    memory = GaugeMetricFamily(
-        "tcpkmon_collector_memory_bytes", "Its resident memory", labels=["capture"]
-    )
-    counts = [
-        (CounterMetricFamily(f"tcpkmon_{name}", text, labels=["capture"]), key)
-        for name, key, text in _COUNTS
-    ]
-    gauges = [
-        (GaugeMetricFamily(f"tcpkmon_{name}", text, labels=["capture"]), key)
-        for name, key, text in _GAUGES
-    ]
+    lost = _counter("lost_records", "Records that are not in the file", "cause")
+    cpu = _counter("collector_cpu_seconds", "CPU time of the collecting process")
+    memory = _gauge("collector_memory_bytes", "Its resident memory")
+    counts = [(_counter(name, text), key) for name, key, text in _COUNTS]
+    gauges = [(_gauge(name, text), key) for name, key, text in _GAUGES]
     for name, answer in answers.items():
         public = {row["name"]: {"written": row["written"]} for row in answer.get("events", ())}
         for location, outcomes in answer.get("outcomes", public).items():
@@ -182,40 +179,26 @@ def _tcp(answers: dict[str, Answer]) -> Iterator[Metric]:
     if not counted:
         return
     for name, key, text in _HISTOGRAMS:
-        histogram = HistogramMetricFamily(f"tcpkmon_{name}", text, labels=["capture"])
+        histogram = _histogram(name, text)
         for capture, tcp in counted.items():
             _add(histogram, [capture], tcp[key])
         yield histogram
-    labels = ["capture", "role"]
-    duration = HistogramMetricFamily(
-        "tcpkmon_tcp_connection_duration_seconds", "From established to closed", labels=labels
+    duration = _histogram("tcp_connection_duration_seconds", "From established to closed", "role")
+    opened = _counter("tcp_connections_opened", "Connections that were established", "role")
+    closed = _counter("tcp_connections_closed", "Connections that ended, and how", "role", "end")
+    again = _counter("tcp_retransmits", "Segments sent again", "cause")
+    zero = _counter(
+        "tcp_zero_window", "Segments received while the peer's window was 0; probes of it", "what"
     )
-    opened = CounterMetricFamily(
-        "tcpkmon_tcp_connections_opened", "Connections that were established", labels=labels
+    transferred = _counter(
+        "tcp_bytes", "Bytes acknowledged by peers, and received in order", "direction"
     )
-    closed = CounterMetricFamily(
-        "tcpkmon_tcp_connections_closed", "Connections that ended, and how",
-        labels=[*labels, "end"],
-    )  # fmt: skip
-    again = CounterMetricFamily(
-        "tcpkmon_tcp_retransmits", "Segments sent again", labels=["capture", "cause"]
-    )
-    zero = CounterMetricFamily(
-        "tcpkmon_tcp_zero_window", "Segments received while the peer's window was 0; probes of it",
-        labels=["capture", "what"],
-    )  # fmt: skip
-    transferred = CounterMetricFamily(
-        "tcpkmon_tcp_bytes", "Bytes acknowledged by peers, and received in order",
-        labels=["capture", "direction"],
-    )  # fmt: skip
-    limited = CounterMetricFamily(
-        "tcpkmon_tcp_limited_seconds",
+    limited = _counter(
+        "tcp_limited_seconds",
         "What limited senders, by the kernel's own counts; busy has the others",
-        labels=["capture", "limit"],
+        "limit",
     )
-    counting = CounterMetricFamily(
-        "tcpkmon_counting_seconds", "What this counting costs the reader", labels=["capture"]
-    )
+    counting = _counter("counting_seconds", "What this counting costs the reader")
     pairs = (
         (again, "retransmits"),
         (zero, "zero_window"),
@@ -240,17 +223,12 @@ def _tcp(answers: dict[str, Answer]) -> Iterator[Metric]:
 
 def _owners(counted: dict[str, Answer]) -> Iterator[Metric]:
     """Of the captures with ids of control groups."""
-    labels = ["capture", "unit", "pod"]
-    opened = GaugeMetricFamily(
-        "tcpkmon_tcp_owner_connections", "Open connections of a unit and pod", labels=labels
-    )
-    transferred = CounterMetricFamily(
-        "tcpkmon_tcp_owner_bytes", "Bytes acknowledged by peers, and received in order, by owner",
-        labels=[*labels, "direction"],
+    opened = _gauge("tcp_owner_connections", "Open connections of a unit and pod", "unit", "pod")
+    transferred = _counter(
+        "tcp_owner_bytes", "Bytes acknowledged by peers, and received in order, by owner",
+        "unit", "pod", "direction",
     )  # fmt: skip
-    again = CounterMetricFamily(
-        "tcpkmon_tcp_owner_retransmits", "Segments sent again, by owner", labels=labels
-    )
+    again = _counter("tcp_owner_retransmits", "Segments sent again, by owner", "unit", "pod")
     for capture, tcp in counted.items():
         for unit, pod, count, sent, received, resent in tcp.get("owners", ()):
             names = [capture, unit, pod]
@@ -267,9 +245,7 @@ def _requests(counted: dict[str, Answer]) -> Iterator[Metric]:
         ("think", "From a request's last byte to its answer's first, without the path"),
         ("duration", "From a request's first byte until its answer was read, or sent"),
     ):
-        family = HistogramMetricFamily(
-            f"tcpkmon_request_{name}_seconds", text, labels=["capture", "side"]
-        )
+        family = _histogram(f"request_{name}_seconds", text, "side")
         for capture, tcp in counted.items():
             for side, told in tcp.get("requests", {}).get(name, {}).items():
                 _add(family, [capture, side], told)

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +89,12 @@ def _both(family: Any, now_ns: int) -> Iterator[Any]:
         return
     yield _metric(family, family.name, _unit(family.name), now_ns, dict)
     if (proposed := _PROPOSED.get(family.name)) is not None:
-        name, unit, attributes = proposed
+        name, unit, own = proposed
+
+        def attributes(labels: Labels) -> Labels | None:
+            told = own(labels)
+            return None if told is None else {"tcpkmon.capture": labels["capture"], **told}
+
         made = _metric(family, name, unit, now_ns, attributes)
         if made.data.data_points:
             yield made
@@ -148,40 +153,28 @@ def _histograms(family: Any, now_ns: int, attributes: Any) -> Iterator[Any]:
         )  # fmt: skip
 
 
-def _capture(labels: Labels) -> dict[str, str]:
-    return {"tcpkmon.capture": labels["capture"]}
-
-
-def _of_client(labels: Labels) -> dict[str, str]:
-    return {**_capture(labels), _ROLE: "client"}
-
-
-def _of_role(labels: Labels) -> dict[str, str]:
-    return {**_capture(labels), _ROLE: labels["role"]}
-
-
-def _again(labels: Labels) -> dict[str, str] | None:
+def _again(labels: Labels) -> Labels | None:
     kind = _RETRANSMITS.get(labels["cause"])
-    return None if kind is None else {**_capture(labels), "network.tcp.retransmit.type": kind}
+    return None if kind is None else {"network.tcp.retransmit.type": kind}
 
 
-def _zero_window(labels: Labels) -> dict[str, str] | None:
-    if labels["what"] != "segments":
-        return None
-    return {**_capture(labels), "network.tcp.flow_control.event": "zero_window"}
+def _zero_window(labels: Labels) -> Labels | None:
+    is_told = labels["what"] == "segments"
+    return {"network.tcp.flow_control.event": "zero_window"} if is_told else None
 
 
-_PROPOSED: dict[str, tuple[str, str, Any]] = {
-    "tcpkmon_tcp_rtt_seconds": ("system.network.tcp.rtt.duration", "s", _capture),
+_PROPOSED: dict[str, tuple[str, str, Callable[[Labels], Labels | None]]] = {
+    "tcpkmon_tcp_rtt_seconds": ("system.network.tcp.rtt.duration", "s", lambda labels: {}),
     "tcpkmon_tcp_handshake_duration_seconds": (
-        "system.network.tcp.handshake.duration", "s", _of_client
+        "system.network.tcp.handshake.duration", "s", lambda labels: {_ROLE: "client"}
     ),
     "tcpkmon_tcp_connection_duration_seconds": (
-        "system.network.tcp.connection.duration", "s", _of_role
+        "system.network.tcp.connection.duration", "s", lambda labels: {_ROLE: labels["role"]}
     ),
     "tcpkmon_tcp_retransmits": ("system.network.tcp.retransmits", "{segment}", _again),
     "tcpkmon_tcp_zero_window": (
         "system.network.tcp.flow_control.events", "{event}", _zero_window
     ),
 }  # fmt: skip
-"""By our name: that of the proposal, its unit, and its attributes."""
+"""By our name: that of the proposal, its unit, and its attributes besides the capture's name; None
+leaves a sample out."""

@@ -11,9 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tcpkmon.collector.commands.schema_view import describe, summary, text_lines
+from tcpkmon.collector.linux.privileges import check_root
 from tcpkmon.collector.loader.perf_counters import list_counters
-from tcpkmon.collector.loader.prepare import Wish, check_root, prepare
+from tcpkmon.collector.loader.prepare import prepare
 from tcpkmon.collector.plan.event_layout import lay_out
+from tcpkmon.collector.plan.filters import Filters
+from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.plan.schema_lint import read_checked
 from tcpkmon.collector.plan.schema_sources import BASE, find_sources, made_events
 from tcpkmon.formats.base.cli import say
@@ -50,7 +53,8 @@ def check(schemata: tuple[str, ...], compiled: bool) -> int:
     layout = lay_out(checked.schema, made_events(checked.schema))
     if compiled:
         check_root("--compile")
-        prepared = prepare(Wish(schemata=schemata, klogger=True))
+        wanted = Request(Filters(), "-", schemata=schemata, file_format="klogger")
+        prepared = prepare(wanted)
         for name, why in prepared.plan.missing.items():
             say(f"warning: {name}: {why}")
     for source in sources:

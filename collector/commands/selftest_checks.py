@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from tcpkmon.collector.commands.selftest_traffic import Counts, End, ends_of
 from tcpkmon.collector.loader.tcp_info import TCP_INFO
 from tcpkmon.formats.base.errors import LossError
 from tcpkmon.formats.base.tcp_info import FROM_INFO
+from tcpkmon.formats.base.text import address_of
 from tcpkmon.formats.psc.reader import Capture
 from tcpkmon.formats.registry import format_of
 
@@ -184,7 +184,7 @@ def _check_ends(name: str, path: Path, expected: Counter[End]) -> Finding:
     main = _Main(path)
     rows = {n: main.rows[n][main.at("DESTROY")] for n in ("laddr", "lport", "raddr", "rport")}
     found = Counter(
-        (_address(here), lport, _address(there), rport)
+        (address_of(here.ljust(16, b"\0")), lport, address_of(there.ljust(16, b"\0")), rport)
         for here, lport, there, rport in zip(*(r.tolist() for r in rows.values()), strict=True)
     )
     others = (found - expected).total()
@@ -224,9 +224,3 @@ def _check_magnet(path: Path, counts: Counts) -> Iterator[Finding]:
         got = found[name] or found[f"MAGNET_{name}"]
         result = OK if got == expected else NOT_HERE if not got else WRONG
         yield Finding("file", f"magnet: {name}", f"{expected} calls", str(got), result)
-
-
-def _address(raw: bytes) -> str:
-    address = ipaddress.IPv6Address(raw.ljust(16, b"\0"))
-    return str(address.ipv4_mapped or address)
-

@@ -21,6 +21,7 @@ from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.namespaces import Side
 from tcpkmon.collector.lab.pair import Pair, connected, join, listening, look, make_socket, receive
 from tcpkmon.collector.lab.traffic import Exchange, Result, Tally, Workload
+from tcpkmon.collector.plan.cgroups import find_cgroup
 from tcpkmon.formats.base.closing import Closing
 from tcpkmon.formats.base.errors import TcpkmonError
 
@@ -33,7 +34,6 @@ TCP_INFO_BYTES = 512
 _LARGE = "meta l4proto tcp meta length > 200"
 _SYN_ACK = "tcp flags & (syn|ack) == (syn|ack)"
 _SMALL_BUFFER = 4096
-_MOUNTS = Path("/proc/mounts")
 
 
 @dataclass(frozen=True)
@@ -124,17 +124,13 @@ class Traffic(Closing):
 
     def _make_cgroup(self) -> Path | None:
         """A cgroup with the client of v6; None where that cannot be made."""
-        mounts = (line.split() for line in _MOUNTS.read_text().splitlines())
-        point = next((words[1] for words in mounts if words[2] == "cgroup2"), None)
-        if point is None:
-            return None
         pid = self.exchanges["v6"].client.pid
-        path = Path(point, f"tcpkmon-selftest-{pid}")
         try:
+            path = Path(find_cgroup("/").path, f"tcpkmon-selftest-{pid}")
             path.mkdir()
             self._remove_later(path)
             (path / "cgroup.procs").write_text(str(pid))
-        except OSError:
+        except (OSError, TcpkmonError):
             return None
         return path
 

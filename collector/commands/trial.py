@@ -34,6 +34,7 @@ from tcpkmon.formats.analysis.trying import (
 )
 from tcpkmon.formats.analysis.trying.settings import CONGESTION, INITCWND, QDISC, RMEM, WMEM
 from tcpkmon.formats.analysis.why import Source, connections, connections_of
+from tcpkmon.formats.base.closing import Closing
 from tcpkmon.formats.base.errors import DamagedError, UsageError
 
 Say = Callable[[str], None]
@@ -49,8 +50,8 @@ _SET = (*_COPIED, RMEM)
 _AT_BOTH = ("tcp_sack", "tcp_timestamps", "tcp_window_scaling", "tcp_ecn")
 
 
-class Trial:
-    """A copy of a connection's path; use `with`.
+class Trial(Closing):
+    """A copy of a connection's path, until close().
 
     path: what the capture shows. rate_mbit: what the path's rate is, where the caller knows.
     PrivilegeError without root, KernelError without tun, UsageError: too fast for a copy.
@@ -73,10 +74,7 @@ class Trial:
         self._copy = Copy(link_of(self.set_to), min(max(mtu, 576), 65_000))
         self._folder = tempfile.TemporaryDirectory(prefix="tcpkmon-try-")
 
-    def __enter__(self) -> Trial:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._copy.close()
         self._folder.cleanup()
 

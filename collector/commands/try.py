@@ -85,7 +85,7 @@ def command(
         return _try_live(sets, live_ports, cgroup, unit, live_for, as_json)
     from tcpkmon.collector.commands.trial import Trial
     from tcpkmon.collector.lab.endpoint import congestion_controls
-    from tcpkmon.collector.lab.lab import check_root
+    from tcpkmon.collector.linux.privileges import check_root
     from tcpkmon.formats.analysis.trying import fit, parse_variant, propose
 
     asked = [parse_variant(text) for text in sets]
@@ -99,18 +99,19 @@ def command(
         if not as_json:
             click.echo(for_terminal(text))
 
+    def end() -> int:
+        if as_json:
+            click.echo(json.dumps(told, indent=2))
+        return 0
+
     for text in [*sentences, *_path_words(seen, path, rate)]:
         tell(text)
     if fit_only:
-        if as_json:
-            click.echo(json.dumps(told, indent=2))
-        return 0
+        return end()
     variants = asked or propose(seen, path, congestion_controls())
     if not variants:
         tell("why suggests no setting for this connection: --set NAME=VALUE tries one")
-        if as_json:
-            click.echo(json.dumps(told, indent=2))
-        return 0
+        return end()
     with Trial(seen, rate or 0.0) as trial:
         trial.accept(variants)
         trial.correct(_progress)
@@ -127,24 +128,21 @@ def command(
             told["likeness"] = [_row(one) for one in alike]
             told["tried"] = [one.as_json(seen.settings) for one in outcomes]
     if bad:
-        if as_json:
-            click.echo(json.dumps(told, indent=2))
+        end()
         raise TcpkmonError(f"{_UNLIKE}: {bad}", "what limits it is not what the copy has (a "
                            "policer, other traffic, a program that writes slowly): no setting was "
                            "judged")  # fmt: skip
     for one in outcomes:
         for text in ["", *one.lines(seen.settings)]:
             tell(text)
-    if as_json:
-        click.echo(json.dumps(told, indent=2))
-    return 0
+    return end()
 
 
 def _try_live(
     sets: tuple[str, ...], ports: str, cgroup: str, unit: str, live_for: str, as_json: bool
 ) -> int:
     from tcpkmon.collector.commands.trial_live import choose, try_live
-    from tcpkmon.collector.lab.lab import check_root
+    from tcpkmon.collector.linux.privileges import check_root
     from tcpkmon.formats.analysis.trying import parse_variant
 
     if len(sets) != 1:

@@ -51,10 +51,10 @@ def control_folder() -> Path:
     return Path(os.environ.get("TCPKMON_RUN") or FOLDER)
 
 
-def socket_pid(name: str, kind: str = "sock") -> int | None:
-    """The PID in the name of a control socket, or of one with the status; None for other names."""
+def socket_pid(name: str) -> int | None:
+    """The PID in the name of a control socket; None for other names."""
     match = _NAME.fullmatch(name)
-    return int(match[1]) if match and match[2] == kind else None
+    return int(match[1]) if match and match[2] == "sock" else None
 
 
 def exists(pid: int) -> bool:
@@ -172,17 +172,6 @@ def listen(folder: Path, gid: int | None) -> tuple[Path, socket.socket]:
     """
     path = socket_path(folder)
     listener = listen_at(path, 0o660 if gid is not None else 0o600, gid)
-    return path, listener
-
-
-def listen_to_all(control: Path) -> tuple[Path, socket.socket]:
-    """The socket beside a control socket to which everybody may connect. FileError."""
-    listener, path = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), status_path(control)
-    try:
-        _bind(listener, path, 0o666)
-    except OSError as error:
-        listener.close()
-        raise _explained(error, path) from error
     return path, listener
 
 

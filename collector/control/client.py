@@ -14,7 +14,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +96,7 @@ class Client:
             public = status_path(self.collector.path)
             if not _listens(public):
                 raise
-            return self._read_answer(lambda: self._exchange(b"", public))
+            return self._ask_at(public, b"")
 
     def metrics(self) -> dict[str, Any]:
         """Its counts; those of TCP begin with the first such question."""
@@ -132,13 +132,14 @@ class Client:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request, which collector/control/server.py describes; its result."""
-        line = json.dumps(request).encode() + b"\n"
-        return self._read_answer(lambda: self._exchange(line))
+        own = owner_path(self.collector.path)
+        path = own if os.access(own, os.W_OK) else self.collector.path
+        return self._ask_at(path, json.dumps(request).encode() + b"\n")
 
-    def _read_answer(self, exchange: Callable[[], bytes]) -> dict[str, Any]:
+    def _ask_at(self, path: Path, request: bytes) -> dict[str, Any]:
         name = f"the collector {self.collector.pid}"
         try:
-            line = exchange()
+            line = exchange(path, request, self._time_limit_s)
         except PermissionError as error:
             if error.strerror == STRANGER:
                 raise TcpkmonError(f"{name} does not listen: {STRANGER}") from None
@@ -160,12 +161,6 @@ class Client:
             ended = not line.endswith(b"\n")
             what = "ended before it answered" if ended else "gave no answer that makes sense"
             raise TcpkmonError(f"{name} {what}") from None
-
-    def _exchange(self, line: bytes, path: Path | None = None) -> bytes:
-        if path is None:
-            own = owner_path(self.collector.path)
-            path = own if os.access(own, os.W_OK) else self.collector.path
-        return exchange(path, line, self._time_limit_s)
 
 
 def exchange(path: Path, line: bytes, time_limit_s: float) -> bytes:

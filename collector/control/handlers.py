@@ -87,6 +87,7 @@ class Handlers:
     def status(self) -> dict[str, Any]:
         self._adopt()
         accounts = self._kernel.heads()["accounts"]
+        sampler = self._kernel.loaded.perf_event(SAMPLER)
         events = []
         for event, (number, state) in self._kernel.states().items():
             row = row_of(number)
@@ -114,7 +115,7 @@ class Handlers:
             "rings": self._rings.transport.name,
             "buffer_bytes": self._kernel.buffer_bytes,
             "low_water_percent": self._kernel.low_water_percent,
-            "sampler_period_ns": self._kernel.loaded.period(SAMPLER),
+            "sampler_period_ns": None if sampler is None else sampler.period,
             "records": self._stream.records,
             "bytes": self._stream.bytes_written(),
             **self._pulse(),
@@ -185,7 +186,6 @@ class Handlers:
         return {name: self._on[name] for name in names}
 
     def mark(self, number: int, pid: int) -> dict[str, Any]:
-        """Write a mark."""
         most = self._stream.largest_mark
         if number > most:
             form = self._request.file_format
@@ -255,9 +255,10 @@ class Handlers:
 
     def set_sampler_period(self, period_ns: int) -> dict[str, Any]:
         """Sample the CPUs with this period from now on. Each sample has its period."""
-        if self._kernel.loaded.period(SAMPLER) is None:
+        event = self._kernel.loaded.perf_event(SAMPLER)
+        if event is None:
             raise TcpkmonError("the capture has no sampler", "collect --schema sampler")
-        self._kernel.loaded.set_period(SAMPLER, period_ns)
+        event.set_period(period_ns)
         return {"sampler_period_ns": period_ns}
 
     def _refuse_while_enabled(self, what: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tcpkmon.collector.control.access import listen_to_all
+from tcpkmon.collector.control.access import listen_at, status_path
 
 ONLOOKERS = 16
 """How many may wait."""
@@ -30,7 +30,8 @@ class Onlookers:
     """
 
     def __init__(self, control: Path, ask: Callable[[], None]) -> None:
-        self.path, self.listener = listen_to_all(control)
+        self.path = status_path(control)
+        self.listener = listen_at(self.path, 0o666)  # everybody may connect
         self._ask = ask
         self._waiting: list[socket.socket] = []
         self._status, self._since_s = b"", -math.inf
@@ -65,7 +66,6 @@ class Onlookers:
         self._waiting.clear()
 
     def close(self) -> None:
-        """Remove the socket."""
         with suppress(OSError):
             self.path.unlink()
         self.listener.close()

@@ -40,10 +40,11 @@ from tcpkmon.collector.control.access import (
 )
 from tcpkmon.collector.control.lines import Client, Lines
 from tcpkmon.collector.control.onlookers import Onlookers
-from tcpkmon.collector.control.values import is_filters, is_limits
 from tcpkmon.collector.linux.privileges import User, settle
 from tcpkmon.collector.metrics.watching import MOST_ROWS
 from tcpkmon.collector.metrics.words import GROUP_SORTS, GROUPS, MOST_WANTED, SORTS
+from tcpkmon.collector.plan.filters import Filters
+from tcpkmon.collector.plan.options import options_of
 from tcpkmon.formats.base.closing import Closing
 from tcpkmon.formats.base.errors import PrivilegeError, TcpkmonError, UsageError
 
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from tcpkmon.collector.control.handlers import Handlers
 
 LARGEST_MARK = (1 << 64) - 1
+_LARGEST_LIMIT = (1 << 32) - 1
+_FILTERS = options_of(Filters)
 ROUND_S = 0.01
 """The thread looks at its sockets no more often: each time costs the reader time, which shares
 Python's lock. So clients in a loop get 100 connections a second, whoever they are."""
@@ -240,6 +243,30 @@ def _is_short_text(value: object) -> bool:
     return value is None or (isinstance(value, str) and len(value) <= MOST_WANTED)
 
 
+def _is_filters(value: object) -> bool:
+    """Whether it is what collector/plan/filters.py:parse() takes, as JSON has it."""
+    return isinstance(value, dict) and all(_is_filter(*item) for item in value.items())
+
+
+def _is_filter(name: str, given: object) -> bool:
+    if name not in _FILTERS or not _FILTERS[name].key:
+        return False
+    try:
+        made = _FILTERS[name].kind.toml(given)
+    except UsageError:
+        return False
+    made = list(made) if isinstance(made, tuple) else made
+    texts = map(str, made if isinstance(made, list) else [made])
+    return bool(made == given) and "\0" not in "".join(texts)
+
+
+def _is_limits(value: object) -> bool:
+    """Whether it has a number of records a second for each name."""
+    return isinstance(value, dict) and all(
+        type(limit) is int and 0 < limit <= _LARGEST_LIMIT for limit in value.values()
+    )
+
+
 _Values = dict[str, Callable[[object], bool]]
 _Call = Callable[["Handlers", dict[str, Any], Peer], dict[str, Any]]
 _REQUESTS: dict[str, tuple[_Values, _Call]] = {
@@ -263,9 +290,9 @@ _REQUESTS: dict[str, tuple[_Values, _Call]] = {
     ),
     "lowwater": ({"percent": _within(1, 99)}, lambda to, r, peer: to.set_low_water(r["percent"])),
     "set-filters": (
-        {"filters": is_filters}, lambda to, r, peer: to.set_filters(r["filters"], peer.is_owner)
+        {"filters": _is_filters}, lambda to, r, peer: to.set_filters(r["filters"], peer.is_owner)
     ),
-    "set-limits": ({"limits": is_limits}, lambda to, r, peer: to.set_limits(r["limits"])),
+    "set-limits": ({"limits": _is_limits}, lambda to, r, peer: to.set_limits(r["limits"])),
     "sampler-period": (
         {"ns": _within(1, 10**12)}, lambda to, r, peer: to.set_sampler_period(r["ns"])
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 from array import array
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tcpkmon.collector.linux.syscalls import close_aside
+from tcpkmon.collector.linux.waiting import readable
 from tcpkmon.formats.base.closing import Closing
 
 _MOST_BYTES = 1 << 22
@@ -114,9 +114,7 @@ class Channel(Closing):
 
     def has_more(self, wait_s: float = 0.0) -> bool:
         """Whether receive() would not wait."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(1000 * wait_s))
+        return bool(readable([self._socket.fileno()], wait_s))
 
     def close(self) -> None:
         if (fd := self._socket.detach()) >= 0:

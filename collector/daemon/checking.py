@@ -67,5 +67,4 @@ def command(path: Path) -> int:
 
 
 def main() -> None:
-    """Entry point of the process."""
     sys.exit(run(command, prog="tcpkmon daemon"))

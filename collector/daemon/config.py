@@ -204,10 +204,6 @@ def check(sources: Sources) -> dict[str, Capture]:
     The network namespaces of their filters are open until their Filters.close().
     """
     checker = _Checker(sources)
-    for keys in _with_nul((), sources.table):
-        checker.add(keys, "the character NUL, which no name or text may have")
-    if checker.found:
-        raise ConfigError(checker.mistakes)
     table = checker.table((), sources.table, ("capture", *OTHERS))
     for part, known in OTHERS.items():
         inner = checker.table((part,), table.get(part, {}), tuple(known))
@@ -224,17 +220,6 @@ def check(sources: Sources) -> dict[str, Capture]:
     if checker.found:
         raise ConfigError(checker.mistakes)
     return {name: capture for name, capture in made.items() if capture is not None}
-
-
-def _with_nul(keys: tuple[str, ...], value: Any) -> Iterator[tuple[str, ...]]:
-    """The keys of all texts with that character: neither files nor commands have it."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from [keys] if "\0" in key else _with_nul((*keys, key), inner)
-    elif isinstance(value, list):
-        yield from (found for inner in value for found in _with_nul(keys, inner))
-    elif isinstance(value, str) and "\0" in value:
-        yield keys
 
 
 def _check_outputs(checker: _Checker, made: Mapping[str, Capture | None]) -> None:

@@ -8,7 +8,7 @@ import os
 import stat
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,10 +49,7 @@ class Mending:
 
     def finish(self) -> None:
         """Wait for them, but not for long: what is left the next daemon repairs."""
-        until_s = time.monotonic() + END_S
-        with suppress(subprocess.TimeoutExpired):
-            for one in self._processes:
-                one.wait(max(0.0, until_s - time.monotonic()))
+        wait_for(self._processes, END_S)
 
     def reap(self) -> None:
         """Forget those that have ended; start those whose segments are quiet by now."""
@@ -66,6 +63,14 @@ class Mending:
             self.start(folder, sorted(quiet))
             left = waiting.intersection(left_in(folder)) - quiet
             self._unquiet = [one for one in self._unquiet if one[0] != folder or one[1] in left]
+
+
+def wait_for(processes: Iterable[subprocess.Popen[bytes]], most_s: float) -> None:
+    """Wait for their ends, all together so long at most."""
+    until_s = time.monotonic() + most_s
+    with suppress(subprocess.TimeoutExpired):
+        for one in processes:
+            one.wait(max(0.0, until_s - time.monotonic()))
 
 
 def left_in(folder: str, *, quiet_s: float = 0.0) -> list[str]:

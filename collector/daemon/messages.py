@@ -155,11 +155,10 @@ _KINDS: dict[str, tuple[_Fields, Callable[..., Told] | None]] = {
 class Ear:
     """Hears one process. trusted: it has all its rights, until it has parked or is attached."""
 
-    def __init__(self, trusted: bool = False, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, trusted: bool = False) -> None:
         self._trusted, self._is_attached = trusted, False
         self._has_begun = False
-        self._now_s = now_s
-        self._left, self._since_s = float(_BURST), now_s()
+        self._left, self._since_s = float(_BURST), time.monotonic()
 
     def hear(self, channel: Channel) -> tuple[Told, list[int]] | None:
         """Its next message, with the descriptors, which are the caller's; None where it has sent
@@ -187,7 +186,7 @@ class Ear:
         return told, raw.fds
 
     def _count(self) -> None:
-        now_s = self._now_s()
+        now_s = time.monotonic()
         self._left = min(_BURST, self._left + (now_s - self._since_s) * _A_SECOND) - 1
         self._since_s = now_s
         if self._left < 0:

@@ -121,7 +121,6 @@ def _remove(path: Path) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Entry point of the process."""
 
     @click.command()
     @click.argument("source")

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tcpkmon.collector.control.access import control_folder
-from tcpkmon.collector.daemon.mending import Mending
-from tcpkmon.collector.daemon.plan_reading import read_plan
+from tcpkmon.collector.daemon.mending import Mending, wait_for
 from tcpkmon.collector.daemon.requests import Refused
 from tcpkmon.collector.linux import isolated
 from tcpkmon.formats.base.cli import say
@@ -27,6 +26,7 @@ from tcpkmon.formats.base.segments import parse_name
 
 END_S = 20.0
 """How long the daemon waits at its end for what is being moved."""
+READ_S = 60.0
 LOOK_S = 1.0
 FAILED_S = 60.0
 """What could not be moved is tried again after so long."""
@@ -57,7 +57,7 @@ class Plans:
     def read(self) -> dict[str, Any]:
         """The plan of collector/daemon/checking.py. Refused with the mistakes in the configuration,
         and where a capture that waits for its disk cannot have it yet."""
-        plan = read_plan(self._config)
+        plan = _read_plan(self._config)
         if not self._is_early:
             return plan
         if self._is_new:
@@ -125,10 +125,26 @@ class Plans:
         rest."""
         self._look_at_s = 0.0
         self.look_after((), mending)
-        until_s = time.monotonic() + END_S
-        with suppress(subprocess.TimeoutExpired):
-            for move in self._moves.values():
-                move.wait(max(0.0, until_s - time.monotonic()))
+        wait_for(self._moves.values(), END_S)
+
+
+def _read_plan(config: Path) -> dict[str, Any]:
+    """The configuration; see collector/daemon/checking.py. Refused with its mistakes."""
+    try:
+        done = subprocess.run(
+            isolated.command("tcpkmon.collector.daemon.checking", os.fspath(config)),
+            check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+            timeout=READ_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise Refused([f"the configuration could not be read within {READ_S:g} s"], 1) from error
+    except OSError as error:
+        raise Refused([f"the configuration could not be read: {error.strerror}"], 1) from error
+    if done.returncode:
+        lines = [line.removeprefix("tcpkmon daemon: ") for line in done.stderr.splitlines()]
+        raise Refused(lines or ["the configuration could not be read"], done.returncode)
+    plan: dict[str, Any] = json.loads(done.stdout)
+    return plan
 
 
 def _may_write(folder: str) -> bool:

@@ -205,7 +205,6 @@ def _clear(folder: int) -> None:
 
 
 def main() -> None:
-    """Entry point of the process."""
     folder = Path(sys.argv[1])
     try:
         mend(folder, sys.argv[2:])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import resource
-import select
 import signal
 import socket
 import time
@@ -28,6 +27,7 @@ from tcpkmon.collector.daemon.reloading import Change, Reloads
 from tcpkmon.collector.daemon.requests import Requests
 from tcpkmon.collector.daemon.systemd import Systemd
 from tcpkmon.collector.daemon.telling import Telling
+from tcpkmon.collector.linux.waiting import readable
 from tcpkmon.formats.base.cli import say as say_line
 from tcpkmon.formats.base.errors import TcpkmonError
 
@@ -192,11 +192,7 @@ class Supervisor:
         for child in self._all:
             if child.channel is not None:
                 calls[child.channel.fileno()] = child.hear
-        # Descriptors come and go, and their numbers are used again: so a new one each time.
-        poll = select.poll()
-        for fd in calls:
-            poll.register(fd, select.POLLIN)
-        for fd, _ in poll.poll(ROUND_S * 1000):
+        for fd in readable(calls, ROUND_S):
             calls[fd]()
 
     def _tell(self) -> None:

@@ -22,10 +22,6 @@ class Systemd:
         self._environment = dict(environment)
         address = environment.get("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        watched = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        interval_us = environment.get("WATCHDOG_USEC", "") if watched else ""
-        self.watchdog_s = int(interval_us) / 1e6 if interval_us.isdigit() else 0.0
-        """It wants to hear of this process so often; 0: it does not."""
 
     def tell(self, *lines: str, fds: Sequence[int] = ()) -> None:
         """Send lines such as READY=1. The manager may be away."""

@@ -99,7 +99,6 @@ def _new_file(request: Request) -> str:
 
 
 def main() -> None:
-    """Entry point of the process."""
     gc.disable()  # the session turns it on: see collector/commands/collect.py
     name, channel = sys.argv[1], Channel.of(int(sys.argv[2]))
 

@@ -2,6 +2,6 @@
 """Namespaces, a bottleneck and counted traffic: for the demo, the benchmark and the tests."""
 
 __all__ = [
-    "copying", "counters", "demo", "demo_report", "endpoint", "lab", "link", "namespaces", "pair",
+    "copying", "counters", "endpoint", "lab", "link", "namespaces", "pair",
     "traffic",
 ]  # fmt: skip

@@ -76,7 +76,6 @@ class Copy(Closing):
         return self._lab.a.name
 
     def close(self) -> None:
-        """Remove it."""
         self._lab.close()
 
     def change(self, link: Link) -> None:

@@ -26,7 +26,7 @@ def serve(workload: Workload, listener: socket.socket) -> Tally:
     threads = []
     for _ in range(workload.connections):
         stream, _peer = listener.accept()
-        _bound_waits(stream)
+        bound_waits(stream, TIMEOUT_S)
         seen = _describe(stream)
         tally.connections.append(seen)
         if workload.parallel == 1:
@@ -43,15 +43,20 @@ def serve(workload: Workload, listener: socket.socket) -> Tally:
 def open_listener(workload: Workload) -> socket.socket:
     """Open the server's listening socket. The caller closes it."""
     address = workload.listen or workload.server
-    listener = socket.socket(_family(address), socket.SOCK_STREAM)
+    listener = socket.socket(family_of(address), socket.SOCK_STREAM)
+    bound_waits(listener, TIMEOUT_S)
+    _choose_congestion(listener, workload.congestion)
+    listen_at(listener, address, workload.port, max(128, workload.parallel))
+    return listener
+
+
+def listen_at(listener: socket.socket, address: str, port: int, most: int) -> None:
+    """Listen; at :: for both families. most: connections that may wait to be accepted."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if listener.family == socket.AF_INET6:
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    _bound_waits(listener)
-    _choose_congestion(listener, workload.congestion)
-    listener.bind((address, workload.port))
-    listener.listen(max(128, workload.parallel))
-    return listener
+    listener.bind((address, port))
+    listener.listen(most)
 
 
 def connect_all(workload: Workload) -> Tally:
@@ -83,8 +88,8 @@ def connect_all(workload: Workload) -> Tally:
 
 
 def _converse(workload: Workload, worker: int, tally: Tally, lock: threading.Lock) -> None:
-    with socket.socket(_family(workload.server), socket.SOCK_STREAM) as stream:
-        _bound_waits(stream)
+    with socket.socket(family_of(workload.server), socket.SOCK_STREAM) as stream:
+        bound_waits(stream, TIMEOUT_S)
         _choose_congestion(stream, workload.congestion)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if workload.client or workload.client_port:
@@ -161,13 +166,14 @@ def _receive_all(stream: socket.socket, size: int, seen: Connection) -> None:
         size -= got
 
 
-def _family(address: str) -> socket.AddressFamily:
+def family_of(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def _bound_waits(stream: socket.socket) -> None:
-    """Set the time-outs in the kernel: Python's own would split one send() into several."""
-    limit = struct.pack("ll", int(TIMEOUT_S), 0)
+def bound_waits(stream: socket.socket, limit_s: float) -> None:
+    """Set the time-outs in the kernel: Python's own would split one send() into several, and add
+    calls that fail with EAGAIN."""
+    limit = struct.pack("ll", int(limit_s), 0)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 

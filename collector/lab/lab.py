@@ -36,8 +36,9 @@ from pyroute2.netlink.exceptions import NetlinkError
 from tcpkmon.collector.lab import namespaces
 from tcpkmon.collector.lab.link import Link, Wire
 from tcpkmon.collector.lab.namespaces import Side
+from tcpkmon.collector.linux.privileges import check_root
 from tcpkmon.formats.base.closing import Closing
-from tcpkmon.formats.base.errors import KernelError, PrivilegeError
+from tcpkmon.formats.base.errors import KernelError
 
 DEVICE = "veth0"
 """The device in a and in b that leads to the other."""
@@ -228,12 +229,6 @@ class Lab(Closing):
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:
                 self._handlers[number] = signal.signal(number, _leave)
-
-
-def check_root(what: str) -> None:
-    """PrivilegeError for `what` when this process is not root's."""
-    if os.geteuid() != 0:
-        raise PrivilegeError(f"{what} needs root", "run it with sudo")
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

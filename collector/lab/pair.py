@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from tcpkmon.collector.lab.endpoint import bound_waits, family_of, listen_at
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.namespaces import Side
 
@@ -46,23 +46,13 @@ class Pair:
 def make_socket(side: Side, family: int = socket.AF_INET) -> socket.socket:
     """A TCP socket of that namespace, with bounded waits."""
     made = side.run(lambda: socket.socket(family, socket.SOCK_STREAM))
-    # Not settimeout(): that would add calls that fail with EAGAIN.
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        made.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(WAIT_S), 0))
+    bound_waits(made, WAIT_S)
     return made
-
-
-def family_of(address: str) -> int:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def listening(side: Side, address: str, port: int = 0) -> socket.socket:
     listener = make_socket(side, family_of(address))
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if listener.family == socket.AF_INET6:
-        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    listener.bind((address, port))
-    listener.listen(64)
+    listen_at(listener, address, port, 64)
     return listener
 
 

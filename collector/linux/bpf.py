@@ -20,16 +20,10 @@ from tcpkmon.collector.linux.syscalls import (
     address,
     bpf,
     c_string,
-    online_cpus,
-    perf_event_open,
     possible_cpus,
     possible_numbers,
     refused,
-    system_call,
 )
-
-# For the callers of this module.
-__all__ = ["online_cpus", "perf_event_open", "possible_cpus", "system_call"]
 
 BPF_MAP_CREATE, BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM, BPF_MAP_DELETE_ELEM = 0, 1, 2, 3
 BPF_PROG_LOAD = 5
@@ -121,10 +115,10 @@ def map_create(
     return _call(BPF_MAP_CREATE, attributes, f"making the BPF map {name or map_type} ({size})")
 
 
-def btf_load(types: bytes, strings: bytes = b"\0") -> int:
+def btf_load(types: bytes) -> int:
     """The descriptor of types in BTF's format (Documentation/bpf/btf.rst)."""
-    head = struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(types), len(types), len(strings))
-    data = ctypes.create_string_buffer(head + types + strings, 24 + len(types) + len(strings))
+    head = struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(types), len(types), 1)
+    data = ctypes.create_string_buffer(head + types)  # with NUL, the one string
     attributes = struct.pack("=QQIIII", address(data), 0, len(data), 0, 0, 0)
     return _call(BPF_BTF_LOAD, attributes, "loading BTF")
 

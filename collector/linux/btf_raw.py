@@ -153,11 +153,11 @@ class Blob:
         self.kind(type_id)
         return self._text(int(self._name_offsets[type_id]))
 
-    def resolve(self, type_id: int, typedefs: bool = True) -> int:
-        """The id behind const, volatile, restrict, type tags and, by default, typedefs."""
+    def resolve(self, type_id: int) -> int:
+        """The id behind const, volatile, restrict, type tags and typedefs."""
         for _ in range(DEEPEST):
             kind = self.kind(type_id)
-            if kind not in QUALIFIERS and not (typedefs and kind is Kind.TYPEDEF):
+            if kind not in QUALIFIERS and kind is not Kind.TYPEDEF:
                 return type_id
             type_id = self.target(type_id)
         raise damaged(f"type {type_id} refers to itself")

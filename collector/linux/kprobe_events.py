@@ -13,7 +13,6 @@ import fcntl
 import itertools
 import os
 import re
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from tcpkmon.collector.linux.bpf import PERF_EVENT_IOC_SET_BPF, PERF_TYPE_TRACEP
 from tcpkmon.collector.linux.syscalls import (
     c_string,
     online_cpus,
+    perf_attributes,
     perf_event_open,
     refused,
     system_call,
@@ -38,7 +38,6 @@ FSMOUNT_CLOEXEC = 1
 MOUNTS = "/proc/self/mounts"
 GROUP_PREFIX = "tcpkmon_"
 _NAME_LIMIT = 60
-_PERF_ATTRIBUTE_BYTES = 112
 _EVENT_LINE = re.compile(r"^[pr]\d*:(?P<group>tcpkmon_(?P<pid>\d+))/(?P<name>\S+)\s", re.MULTILINE)
 _numbers = itertools.count(1)
 
@@ -97,14 +96,6 @@ def _open_events(tracefs: Path) -> int:
     return os.open(tracefs / "kprobe_events", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
 
-def _command(tracefs: Path, line: str) -> None:
-    file = _open_events(tracefs)
-    try:
-        os.write(file, line.encode() + b"\n")
-    finally:
-        os.close(file)
-
-
 def stale_events(listing: str) -> tuple[str, ...]:
     """GROUP/NAME of the events in the text of kprobe_events whose process has ended."""
     return tuple(
@@ -119,8 +110,8 @@ def remove_stale(tracefs: Path) -> tuple[str, ...]:
     removed = []
     for event in stale_events((tracefs / "kprobe_events").read_text()):
         # EBUSY: the process runs in another PID namespace.
-        with contextlib.suppress(OSError):
-            _command(tracefs, f"-:{event}")
+        with contextlib.suppress(OSError), os.fdopen(_open_events(tracefs), "wb", 0) as file:
+            file.write(f"-:{event}\n".encode())
             removed.append(event)
     return tuple(removed)
 
@@ -205,9 +196,7 @@ class KprobeEvent:
         """Attaches a program on all CPUs; it runs after those that were attached before it."""
         try:
             number = int((self.tracefs / "events" / self.group / self.name / "id").read_text())
-            attributes = struct.pack(
-                "=IIQ", PERF_TYPE_TRACEPOINT, _PERF_ATTRIBUTE_BYTES, number
-            ).ljust(_PERF_ATTRIBUTE_BYTES, b"\0")
+            attributes = perf_attributes(PERF_TYPE_TRACEPOINT, number)
             # The kernel runs the program on every CPU, whichever CPU is named here.
             self.fds.append(perf_event_open(attributes, online_cpus()[0]))
             fcntl.ioctl(self.fds[-1], PERF_EVENT_IOC_SET_BPF, prog_fd)

@@ -17,10 +17,15 @@ import struct
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
-from tcpkmon.collector.linux.bpf import PERF_EVENT_IOC_SET_BPF, online_cpus, perf_event_open
+from tcpkmon.collector.linux.bpf import PERF_EVENT_IOC_SET_BPF
 from tcpkmon.collector.linux.perf_names import Counter, find_counter
 from tcpkmon.collector.linux.places import Places
-from tcpkmon.collector.linux.syscalls import refused
+from tcpkmon.collector.linux.syscalls import (
+    online_cpus,
+    perf_attributes,
+    perf_event_open,
+    refused,
+)
 from tcpkmon.formats.base.errors import KernelError
 
 _TARGET = re.compile(r"(\w+):([1-9][0-9]{0,14})(ns|us|ms|s|)", re.ASCII)
@@ -29,8 +34,7 @@ _CLOCKS = {"cpu_clock", "task_clock"}
 SHORTEST_NS = 100_000
 """The shortest period of a clock: 10,000 times a second and CPU."""
 _IOC_DISABLE, _IOC_ENABLE = 0x2401, 0x2400
-_ATTR_BYTES, _DISABLED, _RUNNING = 112, 1 << 0, 1 << 1
-_EXCLUDE_USER, _EXCLUDE_KERNEL = 1 << 4, 1 << 5
+_DISABLED, _RUNNING = 1 << 0, 1 << 1
 
 
 def parse_event(target: str) -> tuple[Counter, int] | None:
@@ -70,19 +74,24 @@ class PerfEvent(Places):
         return online_cpus()
 
     def open(self, place: int, program: int) -> list[int]:
+        counter = self._counter
+        attributes = perf_attributes(
+            counter.type, counter.config, period=self.period, read_format=_RUNNING,
+            flags=counter.flags | _DISABLED,
+        )  # fmt: skip
         try:
-            fd = perf_event_open(self._attributes(), place)
+            fd = perf_event_open(attributes, place)
         except OSError as error:
             if error.errno == errno.ENODEV:
                 return []  # the CPU has just gone offline
-            raise refused(error, f"opening the perf event {self._counter.name}") from error
+            raise refused(error, f"opening the perf event {counter.name}") from error
         try:
             fcntl.ioctl(fd, PERF_EVENT_IOC_SET_BPF, program)
             if not self._paused:
                 fcntl.ioctl(fd, _IOC_ENABLE, 0)
         except OSError as error:
             os.close(fd)
-            raise refused(error, f"attaching to the perf event {self._counter.name}") from error
+            raise refused(error, f"attaching to the perf event {counter.name}") from error
         return [fd]
 
     def is_dead(self, fds: Sequence[int]) -> bool:
@@ -129,16 +138,6 @@ class PerfEvent(Places):
 
     def _due_of(self, fd: int) -> int:
         return _read(fd)[0] // self.period
-
-    def _attributes(self) -> bytes:
-        """struct perf_event_attr."""
-        counter = self._counter
-        flags = _DISABLED
-        flags |= _EXCLUDE_USER if counter.exclude_user else 0
-        flags |= _EXCLUDE_KERNEL if counter.exclude_kernel else 0
-        return struct.pack(
-            "=IIQQQQQ", counter.type, _ATTR_BYTES, counter.config, self.period, 0, _RUNNING, flags
-        ).ljust(_ATTR_BYTES, b"\0")
 
 
 def _read(fd: int) -> tuple[int, int]:

@@ -29,6 +29,11 @@ class Counter:
     exclude_kernel: bool = False
 
     @property
+    def flags(self) -> int:
+        """The bits of struct perf_event_attr that exclude a mode."""
+        return self.exclude_user << 4 | self.exclude_kernel << 5
+
+    @property
     def hardware(self) -> bool:
         """Whether the CPU counts it; else the kernel does."""
         return self.type != SOFTWARE

@@ -1,12 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that are attached at many places, which come and go: namespaces, CPUs."""
+"""Programs that are attached at one place, or at many that come and go: namespaces, CPUs."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from tcpkmon.formats.base.errors import TcpkmonError
+
+
+@dataclass
+class Links:
+    """An Attachment (collector/linux/probe_kinds.py) by BPF links, or perf events: closing one
+    detaches its program, if no other process has the same."""
+
+    fds: list[int]
+
+    def refresh(self) -> None:
+        """There is one place, the kernel."""
+
+    def read_missed(self) -> int:
+        return 0
+
+    def remove(self) -> None:
+        while self.fds:
+            os.close(self.fds.pop(0))
 
 
 class Places:

@@ -60,6 +60,12 @@ _TASKS = Path("/proc/self/task")
 _SETTLE_S = 5.0
 
 
+def check_root(what: str) -> None:
+    """PrivilegeError unless this process is root."""
+    if os.geteuid() != 0:
+        raise PrivilegeError(f"{what} needs root", "run it with sudo")
+
+
 def run_first(priority: int = READER_PRIORITY) -> bool:
     """Give the calling thread SCHED_FIFO, but not its children; False where that is not allowed."""
     policy = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK

@@ -8,7 +8,6 @@ loads and attaches.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,6 +19,7 @@ from tcpkmon.collector.linux.kallsyms import Kallsyms
 from tcpkmon.collector.linux.kprobe_events import Tracefs, attach_kprobe, has_kprobes
 from tcpkmon.collector.linux.nf_hooks import NetfilterHook, expect_hook
 from tcpkmon.collector.linux.perf_events import PerfEvent, expect_event
+from tcpkmon.collector.linux.places import Links
 from tcpkmon.collector.linux.uprobes import Uprobe, attach_uretprobe, expect_function
 from tcpkmon.formats.base.errors import KernelError, TcpkmonError
 
@@ -85,33 +85,11 @@ class ProbeKind:
     """Names in other tools, for the hint in an error."""
 
 
-@dataclass
-class _Links:
-    """BPF links: closing one detaches its program."""
-
-    fds: list[int]
-
-    def refresh(self) -> None:
-        pass
-
-    def read_missed(self) -> int:
-        return 0
-
-    def remove(self) -> None:
-        while self.fds:
-            os.close(self.fds.pop(0))
-
-
-def held_links(fds: list[int]) -> Attachment:
-    """Links that another process made; closing the last descriptor of one detaches its program."""
-    return _Links(fds)
-
-
 def _by_link(link: Callable[[str, int], int], last_first: bool = False) -> Attach:
     """Attaches by link(target, program). last_first: the kernel runs the last attached first."""
 
     def attach(target: str, programs: Sequence[int]) -> Attachment:
-        links = _Links([])
+        links = Links([])
         try:
             for program in reversed(programs) if last_first else programs:
                 links.fds.append(link(target, program))

@@ -13,12 +13,14 @@ import errno
 import functools
 import os
 import platform
+import struct
 import threading
 from collections.abc import Iterable
 
 from tcpkmon.formats.base.errors import KernelError, PrivilegeError
 
 PERF_FLAG_FD_CLOEXEC = 8
+_PERF_ATTRIBUTE_BYTES = 112
 ARM64 = platform.machine() in {"aarch64", "arm64"}
 NR_BPF = 280 if ARM64 else 321
 NR_SETGROUPS, NR_SETRESUID, NR_SETRESGID = (159, 147, 149) if ARM64 else (116, 117, 119)
@@ -84,6 +86,17 @@ def refused(error: OSError, what: str, log: str = "") -> KernelError | Privilege
     return KernelError(message)
 
 
+def perf_attributes(
+    kind: int, config: int, *, period: int = 0, read_format: int = 0, flags: int = 0,
+    config1: int = 0, config2: int = 0,
+) -> bytes:  # fmt: skip
+    """struct perf_event_attr of linux/perf_event.h. flags: its bit fields, the first lowest."""
+    return struct.pack(
+        "=IIQQQQQIIQQ", kind, _PERF_ATTRIBUTE_BYTES, config, period, 0, read_format, flags, 0, 0,
+        config1, config2,
+    ).ljust(_PERF_ATTRIBUTE_BYTES, b"\0")  # fmt: skip
+
+
 def perf_event_open(attributes: bytes, cpu: int, pid: int = -1) -> int:
     """perf_event_open(2) without a group; the event's descriptor, or OSError."""
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
@@ -101,7 +114,6 @@ def wait_for_running() -> None:
 
 
 def close_all(fds: Iterable[int]) -> None:
-    """Close descriptors."""
     for fd in fds:
         os.close(fd)
 

@@ -14,8 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tcpkmon.collector.linux.bpf import PERF_EVENT_IOC_SET_BPF, online_cpus, perf_event_open
-from tcpkmon.collector.linux.syscalls import address, c_string, refused
+from tcpkmon.collector.linux.bpf import PERF_EVENT_IOC_SET_BPF
+from tcpkmon.collector.linux.places import Links
+from tcpkmon.collector.linux.syscalls import (
+    address,
+    c_string,
+    online_cpus,
+    perf_attributes,
+    perf_event_open,
+    refused,
+)
 from tcpkmon.collector.linux.trusted_files import open_trusted
 from tcpkmon.formats.base.errors import FileError, KernelError, PrivilegeError, TcpkmonError
 
@@ -23,7 +31,6 @@ if TYPE_CHECKING:
     from elftools.elf.elffile import ELFFile
 
 PMU = Path("/sys/bus/event_source/devices/uprobe")
-_ATTR_BYTES = 112
 _MOST_SYMBOLS = 1 << 20
 
 
@@ -71,15 +78,15 @@ def _functions(elf: ELFFile) -> list[tuple[str, int]]:
     ]
 
 
-class Uprobe:
-    """An Attachment (collector/linux/probe_kinds.py): a perf event for each program.
+class Uprobe(Links):
+    """A perf event for each program. The kernel finds new processes by itself.
 
     The file, and each folder above it, may be changed by root alone: the kernel writes
     a breakpoint where the file says that the function is.
     """
 
     def __init__(self, target: str, programs: Sequence[int], at_return: bool = False) -> None:
-        self.fds: list[int] = []
+        super().__init__([])
         path, _, symbol = target.rpartition(":")
         try:
             file = open_trusted(Path(os.path.realpath(path)))
@@ -99,16 +106,6 @@ class Uprobe:
         finally:
             os.close(file)
 
-    def refresh(self) -> None:
-        """The kernel finds new processes by itself."""
-
-    def read_missed(self) -> int:
-        return 0
-
-    def remove(self) -> None:
-        while self.fds:
-            os.close(self.fds.pop(0))
-
 
 def _open(file: int, offset: int, at_return: bool) -> int:
     try:
@@ -117,10 +114,7 @@ def _open(file: int, offset: int, at_return: bool) -> int:
     except (OSError, ValueError) as error:
         raise KernelError("this kernel has no uprobes (CONFIG_UPROBE_EVENTS)") from error
     path = c_string(f"/proc/self/fd/{file}")
-    attributes = struct.pack(
-        "=IIQQQQQIIQQ", number, _ATTR_BYTES, at_return << bit, 0, 0, 0, 0, 0, 0,
-        address(path), offset,
-    ).ljust(_ATTR_BYTES, b"\0")  # fmt: skip
+    attributes = perf_attributes(number, at_return << bit, config1=address(path), config2=offset)
     # The kernel runs the program on every CPU, whichever CPU is named here.
     return perf_event_open(attributes, online_cpus()[0])
 

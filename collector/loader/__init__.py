@@ -8,7 +8,7 @@ __all__ = [
     "compiler",
     "following",
     "halving",
-    "later_listing",
+    "listing",
     "parked",
     "perf_counters",
     "prepare",

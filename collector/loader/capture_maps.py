@@ -256,7 +256,8 @@ class Kernel(Closing):
         enabled, numbers = self._engine.enabled, self._prepared.numbers
         for probe in self._prepared.plan.probes:
             wanted = probe.serves or any(enabled[numbers[name]] for name in probe.locations)
-            self.loaded.pause(probe.name, not wanted)
+            if (event := self.loaded.perf_event(probe.name)) is not None:
+                event.pause(not wanted)
 
     def limits(self) -> dict[int, int]:
         """By number: at most so many records a second and CPU; 0: any."""

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,22 +72,20 @@ class KernelAnswers(Btf):
         return self._answers[question]
 
     def find(self, kind: Kind, name: str) -> int | None:
-        ask = super().find
-        found: int | None = self._remember(f"{kind.name} {name}", lambda: ask(kind, name))
+        question = f"{kind.name} {name}"
+        found: int | None = self._remember(question, partial(super().find, kind, name))
         return found
 
     def has_member(self, struct_name: str, path: str) -> bool:
-        ask = super().has_member
-        question = f"member {struct_name}.{path}"
-        return bool(self._remember(question, lambda: ask(struct_name, path)))
+        ask = partial(super().has_member, struct_name, path)
+        return bool(self._remember(f"member {struct_name}.{path}", ask))
 
     def struct_bytes(self, name: str) -> int:
-        ask = super().struct_bytes
-        return int(self._remember(f"size {name}", lambda: ask(name)))
+        return int(self._remember(f"size {name}", partial(super().struct_bytes, name)))
 
     def args(self, type_id: int) -> list[tuple[str, int]]:
-        ask = super().args
-        return [(name, at) for name, at in self._remember(f"args {type_id}", lambda: ask(type_id))]
+        found = self._remember(f"args {type_id}", partial(super().args, type_id))
+        return [(name, at) for name, at in found]
 
     def address_of(self, function: str) -> int:
         """The function's address; 0 where the kernel has none of the name, or hides it."""
@@ -104,8 +103,8 @@ class KernelAnswers(Btf):
         address = self.address_of(function)
         if not address:
             return 0, 0
-        ask = Kallsyms().bytes_of
-        return address, int(self._remember(f"bytes {function}", lambda: ask(address)))
+        ask = partial(Kallsyms().bytes_of, address)
+        return address, int(self._remember(f"bytes {function}", ask))
 
     def save(self) -> None:
         """Keeps the answers for later starts. A folder that cannot be used is ignored."""

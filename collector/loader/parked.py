@@ -19,7 +19,8 @@ from importlib.metadata import version
 from typing import Any
 
 from tcpkmon.collector.linux.kprobe_events import KprobeEvent
-from tcpkmon.collector.linux.probe_kinds import Attachment, held_links
+from tcpkmon.collector.linux.places import Links
+from tcpkmon.collector.linux.probe_kinds import Attachment
 from tcpkmon.collector.linux.syscalls import close_all
 from tcpkmon.collector.loader.prepare import Prepared
 from tcpkmon.collector.loader.program import Program, ProgramSpec
@@ -146,7 +147,7 @@ def _attachment(parked: Parked, name: str) -> Attachment | None:
         return None
     event = parked.state["events"].get(name)
     if event is None:
-        return held_links(fds)
+        return Links(fds)
     try:
         group, event_name = event
         return KprobeEvent.adopt(group, event_name, fds)

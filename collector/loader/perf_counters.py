@@ -17,17 +17,21 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tcpkmon.collector.linux.bpf import map_delete, map_update, online_cpus, perf_event_open
+from tcpkmon.collector.linux.bpf import map_delete, map_update
 from tcpkmon.collector.linux.perf_names import Counter, find_counter, table
-from tcpkmon.collector.linux.syscalls import refused
+from tcpkmon.collector.linux.syscalls import (
+    online_cpus,
+    perf_attributes,
+    perf_event_open,
+    refused,
+)
 from tcpkmon.collector.plan.counter_names import ANY, MACHINES, check
 from tcpkmon.formats.base.closing import Closing
 from tcpkmon.formats.base.errors import KernelError, PrivilegeError, SchemaError
 from tcpkmon.formats.schema import Arch
 
-_ATTR_BYTES = 64
 _FORMAT_TIMES = 1 | 2
-_FLAG_PINNED, _FLAG_EXCLUDE_USER, _FLAG_EXCLUDE_KERNEL = 1 << 2, 1 << 4, 1 << 5
+_FLAG_PINNED = 1 << 2
 _LACKING = "tcpkmon schema list-counters tells which ones it has"
 _NUMBER = re.compile(r"counter([0-9]+)", re.ASCII)
 
@@ -248,13 +252,8 @@ class OpenCounters(Closing):
 def _attributes(counter: Counter) -> bytes:
     """struct perf_event_attr. A hardware counter is pinned: else it would count only part of the
     time where several share the hardware."""
-    flags = _FLAG_PINNED if counter.hardware else 0
-    flags |= _FLAG_EXCLUDE_USER if counter.exclude_user else 0
-    flags |= _FLAG_EXCLUDE_KERNEL if counter.exclude_kernel else 0
-    return struct.pack(
-        "=IIQQQQQIIQ", counter.type, _ATTR_BYTES, counter.config, 0, 0, _FORMAT_TIMES, flags,
-        0, 0, 0,
-    )  # fmt: skip
+    flags = counter.flags | (_FLAG_PINNED if counter.hardware else 0)
+    return perf_attributes(counter.type, counter.config, read_format=_FORMAT_TIMES, flags=flags)
 
 
 def _open(counter: Counter, cpu: int) -> int:

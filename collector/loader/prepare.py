@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from tcpkmon.collector.plan.named_groups import GROUP_MADE
 from tcpkmon.collector.plan.probes import Plan, address_lines, find_probes, make_plan, require_any
 from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.plan.schema_lint import read_checked
-from tcpkmon.collector.plan.schema_sources import TCP, find_sources, has_tcp, read_texts
+from tcpkmon.collector.plan.schema_sources import find_sources, has_tcp, read_texts
 from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
 from tcpkmon.collector.ring.transport import Transport
 from tcpkmon.collector.ring.words import find_library
@@ -137,60 +137,6 @@ class Prepared(Decided):
         return tuple(name for name in self.numbers if name not in self.plan.missing)
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What to prepare: see collector/plan/request.py. kinds: only these kinds of probes."""
-
-    schemata: tuple[str, ...] = (TCP,)
-    columns: str = "default"
-    locations: str | None = None
-    watch: Sequence[str] = ()
-    existing: bool = True
-    by_inode: bool = False
-    kinds: Collection[str] | None = None
-    connections: int = 1 << 17
-    klogger: bool = False
-    """Events go into Klogger files."""
-    limits: Mapping[str, int] = field(default_factory=dict)
-    """Records a second and CPU, by event."""
-    using: tuple[str, ...] = ()
-    """Log levels that replace those that their schemata use."""
-    data: bool = False
-    """With the fields that have the tag @data."""
-    filtered: bool = False
-    """Filters are in force."""
-    transport: Transport = DEFAULT_TRANSPORT
-    sheds: bool = False
-    """It has a budget."""
-    fields: tuple[str, ...] = ()
-    """What each event must have."""
-    by_name: bool = False
-    """Units, containers or pods are chosen."""
-
-
-def wish_of(request: Request, transport: Transport) -> Wish:
-    """What prepare() needs to know of a request."""
-    return Wish(
-        schemata=request.schemata,
-        columns=request.stored_columns,
-        locations=request.locations,
-        watch=request.when_changed,
-        existing=request.existing,
-        by_inode=Flag.PID in request.filters.flags,
-        connections=request.identities,
-        kinds=request.kinds,
-        klogger=request.format.holds_events,
-        limits=dict(request.limits),
-        using=request.using,
-        data=request.data,
-        filtered=bool(request.filters.flags),
-        transport=transport,
-        sheds=request.budget is not None,
-        fields=request.format.fields,
-        by_name=request.filters.by_name,
-    )
-
-
 def check_privilege() -> None:
     """Raises PrivilegeError unless this process has the capabilities that a capture needs."""
     # The kernel takes CAP_SYS_ADMIN for CAP_BPF and CAP_PERFMON too.
@@ -201,12 +147,6 @@ def check_privilege() -> None:
             f"capturing needs root, or its capabilities: {who} lacks {', '.join(missing)}",
             "run it with sudo",
         )
-
-
-def check_root(what: str) -> None:
-    """Raises PrivilegeError unless this process is root."""
-    if os.geteuid() != 0:
-        raise PrivilegeError(f"{what} needs root", "run it with sudo")
 
 
 def check_machine() -> None:
@@ -224,57 +164,56 @@ def check_machine() -> None:
         )
 
 
-def prepare(wish: Wish) -> Prepared:
+def prepare(request: Request, transport: Transport = DEFAULT_TRANSPORT) -> Prepared:
     """Decides what to record and how, and compiles that (or finds it in the cache).
 
     Raises UsageError for unknown names, SchemaError, KernelError where this kernel cannot do what
     was asked.
     """
-    decided = decide(wish)
+    decided = decide(request, transport)
+    limits = dict(request.limits)
     require_any(decided.plan, decided.numbers.keys() - {"EXISTING"})
     engine = decided.make_engine()
     image = decided.compile(engine)
-    check_limits(wish.limits, decided.events.chosen if decided.events else ())
+    check_limits(limits, decided.events.chosen if decided.events else ())
     is_preempted(decided.btf)  # loading asks again, after the answers are saved
     decided.btf.save()
-    return Prepared(**vars(decided), engine=engine, image=image, limits=dict(wish.limits))
+    return Prepared(**vars(decided), engine=engine, image=image, limits=limits)
 
 
-def decide(wish: Wish) -> Decided:
+def decide(request: Request, transport: Transport = DEFAULT_TRANSPORT) -> Decided:
     """Chooses columns, locations and events, and how to attach each probe; compiles nothing."""
     check_machine()
     attach_trials.check_atomics()
-    sources = find_sources(wish.schemata)
+    sources = find_sources(request.schemata)
     shipped = all(source.shipped for source in sources)
     if not shipped:
         read_checked(sources)
-    text = read_texts(sources, wish.transport.header)
-    if wish.filtered and FILTER_MAP not in text:
+    text = read_texts(sources, transport.header)
+    if request.filters.flags and FILTER_MAP not in text:
         raise UsageError(
             "filters by port, address, namespace, cgroup, user or process are for the schemata tcp"
             " and magnet",
             "tcpkmon decode --where chooses afterwards",
         )
     btf = KernelAnswers()
-    layout = lay_out_sources(sources, wish.using, wish.data) if wish.klogger else None
+    layout = None
+    if request.format.holds_events:
+        layout = lay_out_sources(sources, request.using, request.data)
     schema = tcp_schema(sources) if has_tcp(sources) else None
-    locations, chosen = choose(wish.locations, schema, layout)
+    locations, chosen = choose(request.locations, schema, layout)
     if layout is not None:
-        _check_fields(layout, chosen, wish.fields)
+        _check_fields(layout, chosen, request.format.fields)
     tcp = events = None
     if schema is not None:
-        tcp = make_tcp_part(
-            schema, locations, text, btf,
-            columns=wish.columns, watch=wish.watch, connections=wish.connections,
-            by_inode=wish.by_inode, existing=wish.existing, klogger=wish.klogger,
-            sheds=wish.sheds,
-        )  # fmt: skip
+        tcp = make_tcp_part(schema, locations, text, btf, request)
     if layout is not None:
         events = EventPart(layout, chosen, bind(layout.schema.arches))
-    plan = _plan(wish, text, btf, tcp, events)
-    if wish.sheds and tcp is None and layout is not None:
+    plan = _plan(request, text, btf, tcp, events)
+    sheds = request.budget is not None
+    if sheds and tcp is None and layout is not None:
         check_budget(chosen, layout)
-    return Decided(btf, text, shipped, tcp, events, plan, wish.transport, wish.sheds)
+    return Decided(btf, text, shipped, tcp, events, plan, transport, sheds)
 
 
 def _check_fields(layout: EventLayout, chosen: Collection[str], needed: Sequence[str]) -> None:
@@ -288,7 +227,7 @@ def _check_fields(layout: EventLayout, chosen: Collection[str], needed: Sequence
 
 
 def _plan(
-    wish: Wish, text: str, btf: KernelAnswers, tcp: TcpPart | None, events: EventPart | None
+    request: Request, text: str, btf: KernelAnswers, tcp: TcpPart | None, events: EventPart | None
 ) -> Plan:
     """The programs for both parts, and what cannot be recorded."""
     missing = tcp.missing if tcp else {}
@@ -297,9 +236,10 @@ def _plan(
         _numbers(tcp, events).keys() - missing.keys(),
         attach_trials.Probing(btf).can,
         btf,
-        always=(*(tcp.always if tcp else ()), *(FOLLOWING if wish.by_inode else ()),
-                *([GROUP_MADE] if wish.by_name else ())),
-        kinds=wish.kinds,
+        always=(*(tcp.always if tcp else ()),
+                *(FOLLOWING if Flag.PID in request.filters.flags else ()),
+                *([GROUP_MADE] if request.filters.by_name else ())),
+        kinds=request.kinds,
     )
     plan = replace(plan, missing={**plan.missing, **missing})
     return replace(plan, missing={**plan.missing, **events.unreached(plan)}) if events else plan

@@ -28,7 +28,7 @@ from tcpkmon.collector.linux.nf_hooks import Entrance, NetfilterHook
 from tcpkmon.collector.linux.perf_events import PerfEvent
 from tcpkmon.collector.linux.places import Places
 from tcpkmon.collector.linux.probe_kinds import KINDS
-from tcpkmon.collector.linux.syscalls import close_all, wait_for_running
+from tcpkmon.collector.linux.syscalls import close_all, possible_cpus, wait_for_running
 from tcpkmon.collector.loader.bytecode import Cast, fill_maps, second_copy
 from tcpkmon.collector.loader.compiler import Image
 from tcpkmon.collector.loader.program import (
@@ -84,7 +84,7 @@ class Loaded(Closing):
                     continue
                 count = spec.max_entries
                 if spec.type == bpf.BPF_MAP_TYPE_PERF_EVENT_ARRAY:
-                    count = bpf.possible_cpus()
+                    count = possible_cpus()
                 self.maps[spec.name] = transport.make_map(spec.name) or (
                     bpf.map_create(
                         spec.type, spec.key_size, spec.value_size, count, spec.flags, spec.name
@@ -230,22 +230,8 @@ class Loaded(Closing):
             for place, why in program.attachment.refused.items()
         }
 
-    def period(self, function: str) -> int | None:
-        """The period of an attached program of kind perf: times, or ns of a clock; else None."""
-        event = self._perf_event(function)
-        return event.period if event is not None else None
-
-    def set_period(self, function: str, period: int) -> None:
-        """Gives a program of kind perf another period. KernelError."""
-        if (event := self._perf_event(function)) is not None:
-            event.set_period(period)
-
-    def pause(self, function: str, paused: bool) -> None:
-        """Stops the event of a program of kind perf, or lets it go on."""
-        if (event := self._perf_event(function)) is not None:
-            event.pause(paused)
-
-    def _perf_event(self, function: str) -> PerfEvent | None:
+    def perf_event(self, function: str) -> PerfEvent | None:
+        """The event of an attached program of kind perf; None for others."""
         program = self.programs.get(function)
         attachment = program.attachment if program is not None else None
         return attachment if isinstance(attachment, PerfEvent) else None

@@ -16,68 +16,90 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from tcpkmon.collector.loader.sock_diag import ATTRIBUTE_MASK, CGROUP, INFO, STATES, Answer
-from tcpkmon.collector.loader.tcp_info import TCP_INFO
+from tcpkmon.collector.loader.sock_diag import (
+    AF_INET,
+    CGROUP,
+    CONGESTION,
+    HEADER,
+    INFO,
+    MARK,
+    MEMORY,
+    STATES,
+    Answer,
+)
+from tcpkmon.collector.loader.tcp_info import MEMORY_WORDS, TCP_INFO
 from tcpkmon.collector.plan.filters import MAPPED_BITS, Filters, Flag
 
 MEMBERS = ("bytes_acked", "bytes_received", "total_retrans", "rcv_ooopack")
-"""Members of struct tcp_info in a row; 0 where the kernel is too old to have them."""
-SOCKET = np.dtype(
-    [("cookie", "=u8"), ("netns", "=u8"), ("ends", "=u8", 5), ("cgroup", "=u8")]
-    + [("uid", "=u4"), ("state", "=u1")]
-    + [(name, TCP_INFO[name]) for name in MEMBERS]
-)
+"""Members of struct tcp_info that are compared; 0 where the kernel is too old to have them."""
+_HEAD = [("cookie", "=u8"), ("netns", "=u8"), ("ends", "=u8", 5), ("cgroup", "=u8")]
+_HEAD += [("uid", "=u4"), ("state", "=u1")]
+SOCKET = np.dtype(_HEAD + [(name, TCP_INFO[name]) for name in MEMBERS])
 """ends: words of the local and of the remote address (IPv4 as v4-mapped, network order), then
 local port * 2^16 + remote port."""
-MESSAGE = np.dtype(
-    [("family", "u1"), ("state", "u1"), ("timer", "u1"), ("retrans", "u1")]
-    + [("ports", ">u4"), ("addresses", "=u8", 4), ("device", "=u4"), ("cookie", "=u4", 2)]
+WHOLE = np.dtype(
+    [*_HEAD, ("family", "=u1"), ("rqueue", "=u4"), ("wqueue", "=u4"), ("inode", "=u4")]
+    + [("mark", "=u4"), ("congestion", "V16"), ("memory", f"V{4 * MEMORY_WORDS}"), ("pid", "=u4")]
+    + [(name, TCP_INFO[name]) for name in TCP_INFO.names or () if name != "state"]
+)
+"""As SOCKET, with all that sock_diag tells. inode: 0: no process has the socket open. pid: the
+process of --pid that has it open, else 0."""
+_MESSAGE = np.dtype(
+    [("family", "u1"), ("state", "u1"), ("timer", "u1"), ("resent", "u1")]
+    + [("ports", ">u4"), ("addresses", "=u8", 4), ("device", "=u4"), ("cookie", "=u8")]
     + [(name, "=u4") for name in ("expires", "rqueue", "wqueue", "uid", "inode")]
 )
 """struct inet_diag_msg of linux/inet_diag.h."""
-_HEADER_BYTES = 16  # struct nlmsghdr: its first word is the length
-_AF_INET, _MAPPED_WORD = 2, 0xFFFF0000
+_VALUES = {"cgroup": CGROUP, "mark": MARK, "congestion": CONGESTION, "memory": MEMORY}
+"""The attributes that are columns of their own."""
+_ATTRIBUTE_MASK = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
+_MAPPED_WORD = 0xFFFF0000
 
 
-def decode(answers: Sequence[Answer], netns: int) -> NDArray[Any]:
-    """(n,) of SOCKET: the full sockets of these datagrams, in one namespace."""
+def decode(
+    answers: Sequence[Answer], netns: int, kind: np.dtype[Any] = SOCKET, every: bool = False
+) -> NDArray[Any]:
+    """(n,) of SOCKET or WHOLE: the sockets of these datagrams, in one namespace.
+
+    every: not only the full ones. Others are those that listen or are closed, time-wait sockets
+    also in the substate FIN_WAIT2, and requests.
+    """
     data = b"".join(datagram for datagram, _ in answers)
     bases = np.cumsum([0, *(len(datagram) for datagram, _ in answers)])
     offsets = [np.add(some, base) for (_, some), base in zip(answers, bases, strict=False)]
     at = np.concatenate(offsets) if offsets else np.empty(0, np.int64)
     # Behind the last message there is room for all that is read at its end.
-    room = np.frombuffer(data + bytes(TCP_INFO.itemsize + MESSAGE.itemsize), np.uint8)
+    room = np.frombuffer(data + bytes(TCP_INFO.itemsize + _MESSAGE.itemsize), np.uint8)
     end = at + _read(room, at, np.dtype("=u4"))
-    fits = end - at >= _HEADER_BYTES + MESSAGE.itemsize
+    fits = end - at >= HEADER.size + _MESSAGE.itemsize
     at, end = at[fits], end[fits]
-    messages = _read(room, at + _HEADER_BYTES, MESSAGE)
-    found = _attributes(room, at + _HEADER_BYTES + MESSAGE.itemsize, end)
-    info, info_bytes = found[INFO]
-    # Those without are time-wait sockets in the substate FIN_WAIT2, and requests.
-    full = (info > 0) & ((STATES >> messages["state"].astype(np.int64)) & 1 > 0)
-    messages, info, info_bytes = messages[full], info[full], info_bytes[full]
-    rows = np.zeros(len(messages), SOCKET)
-    words = messages["cookie"].astype(np.uint64)
-    rows["cookie"] = words[:, 0] | words[:, 1] << np.uint64(32)
-    rows["netns"], rows["state"] = netns, messages["state"]
-    rows["uid"] = messages["uid"]
+    messages = _read(room, at + HEADER.size, _MESSAGE)
+    wanted = {name: number for name, number in _VALUES.items() if name in (kind.names or ())}
+    found = _attributes(room, at + HEADER.size + _MESSAGE.itemsize, end, [INFO, *wanted.values()])
+    if not every:
+        states = messages["state"].astype(np.int64)
+        full = (found[INFO][0] > 0) & (STATES >> states & 1 > 0)
+        messages = messages[full]
+        found = {kind: (places[full], sizes[full]) for kind, (places, sizes) in found.items()}
+    rows = np.zeros(len(messages), kind)
+    infos = _value(room, *found[INFO], TCP_INFO)
+    for name in kind.names or ():
+        if name in wanted:
+            rows[name] = _value(room, *found[wanted[name]], kind[name])
+        elif name in (_MESSAGE.names or ()):
+            rows[name] = messages[name]
+        elif name in (TCP_INFO.names or ()):
+            rows[name] = infos[name]
+    rows["netns"] = netns
     rows["ends"][:, :4] = _mapped(messages)
     rows["ends"][:, 4] = messages["ports"]
-    cgroup, cgroup_bytes = (values[full] for values in found[CGROUP])
-    has_cgroup = cgroup_bytes >= 8
-    rows["cgroup"][has_cgroup] = _read(room, cgroup[has_cgroup], np.dtype("=u8"))
-    fields: Any = TCP_INFO.fields
-    infos = _read(room, info, TCP_INFO)
-    for name in MEMBERS:
-        kind, offset = fields[name][:2]
-        rows[name] = np.where(info_bytes >= offset + kind.itemsize, infos[name], 0)
     return rows
 
 
 def choose_sockets(
     rows: NDArray[Any], filters: Filters, cgroups: Collection[int] = ()
 ) -> NDArray[Any]:
-    """Those that pass the filters, as in BPF; not by process, which rows do not have.
+    """Those that pass the filters, as in BPF; not by process: see listing.py.
 
     cgroups: ids of those that the filter names, and of all below them.
     """
@@ -131,15 +153,26 @@ def _read(room: NDArray[np.uint8], at: NDArray[np.int64], kind: np.dtype[Any]) -
     return values
 
 
+def _value(
+    room: NDArray[np.uint8], at: NDArray[np.int64], size: NDArray[np.int64], kind: np.dtype[Any]
+) -> NDArray[Any]:
+    """(n,) values of attributes, with zeros behind those that are shorter."""
+    octets = sliding_window_view(room, kind.itemsize)[at]
+    if (size < kind.itemsize).any():
+        octets *= np.arange(kind.itemsize) < size[:, np.newaxis]
+    values: NDArray[Any] = octets.view(kind)[:, 0]
+    return values
+
+
 def _attributes(
-    room: NDArray[np.uint8], at: NDArray[np.int64], end: NDArray[np.int64]
+    room: NDArray[np.uint8], at: NDArray[np.int64], end: NDArray[np.int64], kinds: Sequence[int]
 ) -> dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Of each message: where the value of an attribute is, and its bytes; both 0 without it."""
-    found = {kind: (np.zeros_like(at), np.zeros_like(at)) for kind in (INFO, CGROUP)}
+    found = {kind: (np.zeros_like(at), np.zeros_like(at)) for kind in kinds}
     who = np.arange(len(at))
     while len(who := who[at[who] + 4 <= end[who]]):
         head = _read(room, at[who], np.dtype("=u2, =u2"))
-        size, kind = head["f0"].astype(np.int64), head["f1"] & ATTRIBUTE_MASK
+        size, kind = head["f0"].astype(np.int64), head["f1"] & _ATTRIBUTE_MASK
         whole = (size >= 4) & (size <= end[who] - at[who])
         who, size, kind = who[whole], size[whole], kind[whole]
         for one, (places, sizes) in found.items():
@@ -152,7 +185,7 @@ def _attributes(
 def _mapped(messages: NDArray[Any]) -> NDArray[np.uint64]:
     """(n, 4) words of both addresses, IPv4 as v4-mapped."""
     words: NDArray[np.uint64] = messages["addresses"].copy()
-    is_ipv4 = messages["family"] == _AF_INET
+    is_ipv4 = messages["family"] == AF_INET
     first = words[is_ipv4][:, (0, 2)] & np.uint64(0xFFFFFFFF)
     words[is_ipv4] = 0
     for number in (0, 1):

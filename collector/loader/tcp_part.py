@@ -18,8 +18,10 @@ from tcpkmon.collector.plan.columns import (
     make_layout,
 )
 from tcpkmon.collector.plan.extension import find_fills
+from tcpkmon.collector.plan.filters import Flag
 from tcpkmon.collector.plan.named_groups import GROUP_MADE
 from tcpkmon.collector.plan.probes import absent_columns
+from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.plan.tcp_codegen import Switches, snapshot_lines
 from tcpkmon.formats.base.control import EXISTING
 from tcpkmon.formats.psc.columns import CLASSIC
@@ -83,24 +85,14 @@ def make_tcp_part(
     locations: Sequence[str],
     text: str,
     btf: KernelAnswers,
-    *,
-    columns: str,
-    watch: Sequence[str],
-    connections: int,
-    by_inode: bool,
-    existing: bool,
-    klogger: bool,
-    sheds: bool = False,
+    request: Request,
 ) -> TcpPart:
     """Chooses columns and finds those that this kernel lacks. schema: tcp, with what extends it.
     text: the C text of the schemata.
-
-    klogger: for a Klogger log, where the columns IN_HEAD are in the head of a record. sheds: a
-    budget may leave out events.
     """
-    chosen = choose_columns(schema.event(EVENT), columns)
-    if klogger:
-        # Only logs need this import, which is slow.
+    chosen = choose_columns(schema.event(EVENT), request.stored_columns)
+    if request.format.holds_events:
+        # In logs the columns IN_HEAD are in the head of a record. Only they need this slow import.
         from tcpkmon.formats.klogger.describe import IN_HEAD
 
         chosen = tuple(name for name in chosen if name in CLASSIC or name not in IN_HEAD)
@@ -109,21 +101,22 @@ def make_tcp_part(
     if facts.mss_overhead is None:
         absent.append("sb_net_target")
     layout = make_layout(schema, chosen, absent)
-    if by_budget := sheds and not watch:
+    watch = request.when_changed
+    if by_budget := request.budget is not None and not watch:
         stored = {column.name for column in layout.columns if column.length}
-        watch = [name for name in WATCHED if name in stored]
+        watch = tuple(name for name in WATCHED if name in stored)
     return TcpPart(
         layout,
         facts,
         Switches(
             tuple(locations),
-            tuple(watch),
-            connections,
-            by_inode=by_inode,
+            watch,
+            request.identities,
+            by_inode=Flag.PID in request.filters.flags,
             sheds_unchanged=by_budget and bool(watch),
         ),
         btf.struct_bytes("tcp_sock"),
-        existing,
+        request.existing,
         btf.address_of(TIMER_FUNCTION),
         find_fills(text),
     )

@@ -15,6 +15,7 @@ from tcpkmon.formats.analysis.exchanges import NEEDED, NULL, OPTIONAL, Exchanges
 from tcpkmon.formats.analysis.why import Snapshots
 
 _LISTEN = 10
+_SIDES = ("client", "server")
 _ROWS = 4096
 _LATEST_S = 0.05
 """Cutting costs a millisecond a time and more, so many records are cut together."""
@@ -27,22 +28,13 @@ class RequestMeter:
     """
 
     def __init__(self, at_entry: bool = False) -> None:
-        sides = ("client", "server")
-        self._think = {side: Histogram(4, 28) for side in sides}
-        self._duration = {side: Histogram(4, 28) for side in sides}
+        self._think = {side: Histogram(4, 28) for side in _SIDES}
+        self._duration = {side: Histogram(4, 28) for side in _SIDES}
         self._at_entry = at_entry
-        self._cutter = self._new_cutter()
+        self._cutter = Exchanges(has_calls=True, at_entry=at_entry)
         self._waiting: list[Snapshots] = []
         self._rows = 0
         self._cut_s = self._took_s = 0.0
-
-    @staticmethod
-    def can_count(names: set[str]) -> bool:
-        """Whether a capture with these columns has what it needs."""
-        return {*NEEDED} <= names
-
-    def _new_cutter(self) -> Exchanges:
-        return Exchanges(has_calls=True, at_entry=self._at_entry)
 
     def add(
         self, entries: NDArray[Any], times_ns: NDArray[np.int64], lost: NDArray[np.int64]
@@ -51,6 +43,7 @@ class RequestMeter:
         records of the capture are missing up to each."""
         known = np.flatnonzero((entries["conn_id"] != 0) & (entries["state"] != _LISTEN))
         names = entries.dtype.names or ()
+        # Column by column: rows of many fields are ten times as slow to choose.
         columns = {
             name: np.ascontiguousarray(entries[name][known], entries.dtype[name].newbyteorder("="))
             for name in (*NEEDED, *OPTIONAL) if name in names
@@ -67,17 +60,18 @@ class RequestMeter:
             self._took_s = self._cut_s - begun_s
 
     def _cut(self) -> None:
-        waiting, self._waiting, self._rows = self._waiting, [], 0
+        """Count the exchanges that are over by the records that wait."""
         if len(self._cutter.streams.places) > MOST:
-            known, self._cutter = self._cutter, self._new_cutter()
-            self._cutter.streams.servers |= known.streams.servers
-        if waiting:
-            self._count(self._cutter.add(_join(waiting)))
-
-    def _count(self, rows: NDArray[Any]) -> None:
+            servers = self._cutter.streams.servers
+            self._cutter = Exchanges(has_calls=True, at_entry=self._at_entry)
+            self._cutter.streams.servers |= servers
+        waiting, self._waiting, self._rows = self._waiting, [], 0
+        if not waiting:
+            return
+        rows = self._cutter.add(waiting[0] if len(waiting) == 1 else _join(waiting))
         good = rows[(rows["think_ns"] != NULL) & rows["certain"]]
-        for side, is_client in (("client", True), ("server", False)):
-            mine = good[good["is_client"] == is_client]
+        for side in _SIDES:
+            mine = good[good["is_client"] == (side == "client")]
             self._think[side].add(mine["think_ns"] // 1000)
             self._duration[side].add(mine["total_ns"] // 1000)
 
@@ -91,8 +85,6 @@ class RequestMeter:
 
 
 def _join(parts: list[Snapshots]) -> Snapshots:
-    if len(parts) == 1:
-        return parts[0]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns}
     return Snapshots(columns, np.concatenate([part.times_ns for part in parts]),
                      np.concatenate([part.lost for part in parts]))  # fmt: skip

@@ -18,14 +18,11 @@ from tcpkmon.collector.metrics.connections import LIMITED, Connections
 from tcpkmon.collector.metrics.owners import Find, unknown
 from tcpkmon.collector.metrics.tcp_meter import TcpMeter
 from tcpkmon.collector.plan.columns import Layout, locations_of
-from tcpkmon.formats.base.control import EXISTING, Loss, words_view
+from tcpkmon.formats.base.control import EXISTING, FIRST_CONTROL, Loss, words_view
 from tcpkmon.formats.base.errors import TcpkmonError
 
 MOST_ROWS = 1000
-_MOST_LOCATION = 31
-_CALLS = (9, 10)
-"""SEND_CALL, RECEIVE_CALL."""
-_CALL_NAMES = ("SEND_CALL", "RECEIVE_CALL")
+_CALLS = ("SEND_CALL", "RECEIVE_CALL")
 _COUNT_WORD = 2
 """Of the count in the words of a LOSS entry."""
 _TIME = np.dtype("=i8")
@@ -77,7 +74,7 @@ class Watching:
         self._has_connections = {"conn_id", "state"} <= names
         self._locations = locations
         self._show = show
-        self._ways = dict.fromkeys(_CALL_NAMES, "") if ways is None else ways
+        self._ways = dict.fromkeys(_CALLS, "") if ways is None else ways
         self._lost = 0
         """Records of the capture that are missing."""
         self._meter: TcpMeter | None = None
@@ -181,7 +178,7 @@ class Watching:
         locations = entries["location"]
         missing = self._lost + np.cumsum(_losses(entries) if lost is None else lost)
         self._lost = int(missing[-1]) if len(missing) else self._lost
-        ours = (locations <= _MOST_LOCATION) | (locations == EXISTING)
+        ours = (locations < FIRST_CONTROL) | (locations == EXISTING)
         if not ours.all():
             entries, missing = entries[ours], missing[ours]
         if len(entries):
@@ -193,13 +190,13 @@ class Watching:
     def _add_requests(self, entries: NDArray[Any], lost: NDArray[np.int64]) -> None:
         """Of a capture that records calls; imported only then."""
         if self._requests is None:
-            if not np.isin(_CALLS, entries["location"]).any():
+            if not np.isin([self._locations[one] for one in _CALLS], entries["location"]).any():
                 return
             from tcpkmon.collector.metrics.request_meter import RequestMeter
-            from tcpkmon.formats.analysis.exchanges import calls_of
+            from tcpkmon.formats.analysis.exchanges import NEEDED, calls_of
 
             has_calls, at_entry = calls_of(self._ways)
-            if not has_calls or not RequestMeter.can_count(set(entries.dtype.names or ())):
+            if not has_calls or not {*NEEDED} <= {*(entries.dtype.names or ())}:
                 return
             self._requests = RequestMeter(at_entry)
         self._requests.add(entries, _times_ns(entries), lost)

@@ -267,26 +267,6 @@ class Filters(Named):
             for key, value in rows if name in maps else ():
                 map_update(maps[name], key, value)
 
-    def accepts(self, local: Address, local_port: int, remote: Address, remote_port: int) -> bool:
-        """Whether this connection passes the filters by port, address and family, as in BPF.
-
-        For sockets found by sock_diag. The caller checks namespace, cgroup, process and user.
-        """
-        if (self.ports or self.local_ports or self.remote_ports or self.pairs) and not (
-            local_port in self.ports
-            or remote_port in self.ports
-            or local_port in self.local_ports
-            or remote_port in self.remote_ports
-            or (local_port, remote_port) in self.pairs
-        ):
-            return False
-        ends = (_mapped(local), _mapped(remote))
-        is_ipv4 = ends[0] in _MAPPED
-        if self.family and is_ipv4 != (self.family == 4):
-            return False
-        networks = [_mapped_network(network) for network in self.addresses]
-        return not networks or any(end in network for end in ends for network in networks)
-
     def following(self, pid: int) -> Filters:
         """The same, and with `follow` the process of the command."""
         return replace(self, pids=(*self.pids, pid)) if self.follow else self
@@ -329,16 +309,10 @@ def _has_family(network: Network, family: int) -> bool:
     return mapped.overlaps(_MAPPED) if family == 4 else not mapped.subnet_of(_MAPPED)
 
 
-def _mapped(address: Address) -> ipaddress.IPv6Address:
-    if isinstance(address, ipaddress.IPv6Address):
-        return address
-    return ipaddress.IPv6Address((0xFFFF << 32) | int(address))
-
-
 def _mapped_network(network: Network) -> ipaddress.IPv6Network:
     if isinstance(network, ipaddress.IPv6Network):
         return network
-    start = _mapped(network.network_address)
+    start = (0xFFFF << 32) | int(network.network_address)
     return ipaddress.IPv6Network((start, network.prefixlen + MAPPED_BITS))
 
 

@@ -65,7 +65,7 @@ class Existing(Closing):
         walk = self._kernel.walk(self._namespaces, step)
         if walk is None:
             # The import of pyroute2 is slow, and few kernels need it.
-            from tcpkmon.collector.loader.sock_diag import list_batch
+            from tcpkmon.collector.loader.listing import list_batch
 
             cpu = len(self._kernel.heads())
             batch = list_batch(self._prepared.layout, self._namespaces, self._filters, cpu)
@@ -97,13 +97,13 @@ class Existing(Closing):
     def sockets(self) -> Iterator[Note]:
         """SOCKET_EXISTS of each TCP socket that sock_diag lists."""
         # The import of pyroute2 is slow, and only logs need it.
-        from tcpkmon.collector.loader.sock_diag import list_connections
+        from tcpkmon.collector.loader.listing import ends_of, list_connections
 
         for one in list_connections(self._namespaces, Filters(), every=True):
-            yield socket_note(
-                one.netns, one.inode, one.family, one.state,
-                (one.local, one.local_port), (one.remote, one.remote_port),
-            )  # fmt: skip
+            netns, inode, family, state = (
+                int(one[name]) for name in ("netns", "inode", "family", "state")
+            )
+            yield socket_note(netns, inode, family, state, *ends_of(one))
 
     def heads(self) -> NDArray[Any]:
         """The kernel's counts by CPU, and in the last row those of the entries of sock_diag."""

@@ -56,7 +56,7 @@ class Reconciling:
         self._wires: list[Any] = []
         for namespace in counts.existing.namespaces if request.reconcile else ():
             # The import of pyroute2 is slow, and few captures need it.
-            from tcpkmon.collector.loader.later_listing import open_wire
+            from tcpkmon.collector.loader.sock_diag import open_wire
 
             with suppress(OSError, TcpkmonError):  # a namespace without it is not compared
                 self._wires.append(open_wire(namespace))
@@ -121,7 +121,7 @@ class Reconciling:
 
     def _list(self) -> Work:
         """List the kernel's connections."""
-        from tcpkmon.collector.loader.later_listing import list_by
+        from tcpkmon.collector.loader.listing import list_by
 
         self._watching.table().hold(True)
         self._began_ns = time.monotonic_ns()

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 from tcpkmon.collector.linux import privileges
 from tcpkmon.collector.loader.capture_maps import Kernel
-from tcpkmon.collector.loader.prepare import check_privilege, prepare, wish_of
+from tcpkmon.collector.loader.prepare import check_privilege, prepare
 from tcpkmon.collector.plan.request import Request, check_request
 from tcpkmon.collector.ring.rings import choose_transport
 from tcpkmon.collector.session.capture import Session
@@ -45,7 +45,7 @@ def run(request: Request, overseer: Overseer | None = None) -> int:
         for why in () if request.quiet else refused:
             say(f"{why}; the capture has {transport.name} rings")
         with privileges.passing_on():
-            prepared = prepare(wish_of(request, transport))
+            prepared = prepare(request, transport)
         describe_lacking(request.quiet)
         stopping = stack.enter_context(Stopping(request.duration_s))
         command = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tcpkmon.collector.capturing import Control
 from tcpkmon.collector.testing.baseline import Baseline
-from tcpkmon.collector.testing.watch import Ports, Watch
+from tcpkmon.collector.testing.watch import Choose, Watch
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ class Captured:
         self._baseline = baseline
         self._running = running
         self._proof: Proof | None = None
-        self._ports: Ports | None = None
+        self._ports: Choose | None = None
 
-    def finish(self, proof: Proof | None = None, ports: Ports | None = None) -> None:
+    def finish(self, proof: Proof | None = None, ports: Choose | None = None) -> None:
         """The block has ended, and the file is complete.
 
         proof, ports: of a span of another capture, and the connections in it that are meant.
@@ -56,8 +56,7 @@ class Captured:
         from tcpkmon.formats.analysis import check
 
         self._wait_for_end()
-        keep = None if self._ports is None else self._ports.choose
-        return check.Capture(self.path, self._proof, keep)
+        return check.Capture(self.path, self._proof, self._ports)
 
     def _wait_for_end(self) -> None:
         if self._running is not None:

@@ -15,7 +15,7 @@ from tcpkmon.collector import capturing
 from tcpkmon.collector.commands.arguments import arguments_of
 from tcpkmon.collector.testing.baseline import Baseline
 from tcpkmon.collector.testing.captured import Captured
-from tcpkmon.collector.testing.watch import Ports, Watch
+from tcpkmon.collector.testing.watch import Choose, Watch, choice_of_ports
 from tcpkmon.formats.base.errors import PrivilegeError, TcpkmonError, UsageError
 
 _FOLDER_FORMAT = "klogger"
@@ -79,14 +79,14 @@ class Captures:
     ) -> AbstractContextManager[Captured]:
         __tracebackhide__ = True
         try:
-            ports = Ports.of(options, latency)
+            ports = choice_of_ports(options, latency)
             watch = Watch.choose(self._collector)
         except PrivilegeError as error:
             self._refuse(str(error))
         return self._run_beside(name, watch, ports)
 
     @contextmanager
-    def _run_beside(self, name: str, watch: Watch, ports: Ports) -> Iterator[Captured]:
+    def _run_beside(self, name: str, watch: Watch, ports: Choose) -> Iterator[Captured]:
         path = self._folder / f"{name}.pm"
         capture = Captured(path, name, self._baseline, watch)
         watch.begin()

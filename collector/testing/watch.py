@@ -6,8 +6,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from tcpkmon.formats.analysis.check import Proof
     from tcpkmon.formats.analysis.why import Table
 
+Choose = Callable[["Table"], Any]
 _WAIT_S = 30.0
 """Checkpoints are a second apart; a disk may be slow."""
 _LOOK_S = 0.05
@@ -28,33 +28,30 @@ _NAMES = {"ports": "ports", "local_ports": "local_ports", "L": "local_ports",
           "remote_ports": "remote_ports", "D": "remote_ports"}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Ports:
-    """The connections of a span that are meant: the only options that need no rights."""
+def choice_of_ports(options: Mapping[str, Any], latency: bool) -> Choose:
+    """Which connections of a span are meant, by ports: the only options that need no rights.
 
-    chosen: filters.Filters
+    PrivilegeError for other options. UsageError for ports that are none.
+    """
+    others = [name for name in options if name not in _NAMES] + ["latency"] * latency
+    if others:
+        raise PrivilegeError(
+            f"without root a test has the options of a running capture, and no {others[0]}"
+        )
+    words = {_NAMES[name]: arguments_of({name: value}) for name, value in options.items()}
+    one = filters.parse(**{name: found[1] for name, found in words.items() if found})
 
-    @classmethod
-    def of(cls, options: Mapping[str, Any], latency: bool) -> Ports:
-        """PrivilegeError for other options. UsageError for ports that are none."""
-        others = [name for name in options if name not in _NAMES] + ["latency"] * latency
-        if others:
-            raise PrivilegeError(
-                f"without root a test has the options of a running capture, and no {others[0]}"
-            )
-        words = {_NAMES[name]: arguments_of({name: value}) for name, value in options.items()}
-        texts = {name: found[1] for name, found in words.items() if found}
-        return cls(filters.parse(**texts))
-
-    def choose(self, table: Table) -> Any:
+    def choose(table: Table) -> Any:
         """(n,) the connections with these ports; all without any."""
         import numpy as np
 
-        local, remote, one = table["lport"], table["rport"], self.chosen
+        local, remote = table["lport"], table["rport"]
         if not (one.ports or one.local_ports or one.remote_ports):
             return np.ones(len(local), np.bool_)
         either = np.isin(local, one.ports) | np.isin(remote, one.ports)
         return either | np.isin(local, one.local_ports) | np.isin(remote, one.remote_ports)
+
+    return choose
 
 
 class Watch:
@@ -94,11 +91,9 @@ class Watch:
         raise PrivilegeError(f"this process is not root, and {why}")
 
     def mark(self, number: int) -> None:
-        """Record a mark."""
         self._client.mark(number)
 
     def begin(self) -> None:
-        """Mark the beginning."""
         self._since_ns = time.monotonic_ns()
         self._mark()
 

@@ -15,8 +15,9 @@ from scripts.experiments.capture import capturing
 from scripts.experiments.context import Context, cpus
 from scripts.experiments.load import BenchError
 from tcpkmon.collector.linux.privileges import raise_limits
-from tcpkmon.collector.loader.prepare import Wish, prepare
-from tcpkmon.collector.plan.filters import parse
+from tcpkmon.collector.loader.prepare import prepare
+from tcpkmon.collector.plan.filters import Filters, parse
+from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
 from tcpkmon.collector.sequencer.clock_pairs import Clocks
@@ -50,7 +51,10 @@ def measure(context: Context) -> None:
 def record(context: Context, columns: str) -> tuple[np.dtype[Any], NDArray[np.uint8]]:
     """The rows of the fullest ring after a flood, as bytes."""
     seconds = context.pick(0.3, 0.1)
-    prepared = prepare(Wish(columns=columns, locations="RECEIVE_CALL", existing=False))
+    wanted = Request(
+        Filters(), "-", columns=columns, locations="RECEIVE_CALL", existing=False
+    )
+    prepared = prepare(wanted)
     with context.lab() as (_, load), capturing(prepared, parse(), RING_BYTES) as (kernel, rings):
         load.pin(cpus()[1], cpus()[1])
         load.run(f"receive {seconds} 0")

@@ -11,8 +11,9 @@ from scripts.experiments.load import Load
 from scripts.experiments.program_runs import empty_program, runs_of
 from tcpkmon.collector.linux import bpf
 from tcpkmon.collector.linux.privileges import raise_limits
-from tcpkmon.collector.loader.prepare import Prepared, Wish, prepare
-from tcpkmon.collector.plan.filters import parse
+from tcpkmon.collector.loader.prepare import Prepared, prepare
+from tcpkmon.collector.plan.filters import Filters, parse
+from tcpkmon.collector.plan.request import Request
 from tcpkmon.formats.base.errors import TcpkmonError
 
 NAME = "in-kernel"
@@ -43,14 +44,19 @@ def measure(context: Context) -> None:
             for _ in context.each_round(NAME):
                 for way, kinds in list(ways.items()):
                     try:
-                        prepared = prepare(Wish(locations="all", existing=False, kinds=kinds))
+                        every = Request(
+                            Filters(), "-", locations="all", existing=False, kinds=kinds
+                        )
+                        prepared = prepare(every)
                     except TcpkmonError as error:
                         context.results.skip(NAME, way, error.message[:REASON_CHARACTERS])
                         del ways[way]
                         continue
                     _one_way(context, load, way, prepared, empty_fd)
                 if not context.quick:
-                    watching = Wish(existing=False, kinds=("btf",), watch=("mss",))
+                    watching = Request(
+                        Filters(), "-", existing=False, kinds=("btf",), when_changed=("mss",)
+                    )
                     _one_way(context, load, "btf", prepare(watching), empty_fd, ("unchanged",))
     finally:
         os.close(stats_fd)

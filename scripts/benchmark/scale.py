@@ -17,8 +17,9 @@ from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.linux import bpf
 from tcpkmon.collector.linux.privileges import raise_limits
 from tcpkmon.collector.loader.capture_maps import Kernel
-from tcpkmon.collector.loader.prepare import Prepared, Wish, prepare
-from tcpkmon.collector.plan.filters import parse
+from tcpkmon.collector.loader.prepare import Prepared, prepare
+from tcpkmon.collector.plan.filters import Filters, parse
+from tcpkmon.collector.plan.request import Request
 
 NAME = "scale"
 TITLE = "Scale: cost per record by number of connections"
@@ -39,7 +40,7 @@ MOST_PORTS = 50_000
 def measure(context: Context) -> None:
     """Opens more and more connections and uses each in turn, with a capture and without."""
     raise_limits()
-    prepared = prepare(Wish())
+    prepared = prepare(Request(Filters(), "-"))
     for count in COUNTS[: 2 if context.quick else None]:
         with Lab() as lab, contextlib.ExitStack() as stack:
             lab.a.run(many_ports)

@@ -17,8 +17,9 @@ from scripts.experiments.stats import number
 from scripts.magnet.wire import PACKETS, Wire, magnet, wired
 from tcpkmon.collector.linux import bpf
 from tcpkmon.collector.linux.privileges import raise_limits
-from tcpkmon.collector.loader.prepare import Wish, prepare
-from tcpkmon.collector.plan.filters import parse
+from tcpkmon.collector.loader.prepare import prepare
+from tcpkmon.collector.plan.filters import Filters, parse
+from tcpkmon.collector.plan.request import Request
 
 NAME = "M3"
 TITLE = "M3: the cost of a packet"
@@ -52,7 +53,11 @@ def _measure_kernel(context: Context, wire: Wire, case: str) -> None:
     # The statistics cost time, so the reader is measured without them.
     stats_fd = bpf.enable_stats()
     try:
-        prepared = prepare(Wish(("magnet",), existing=False, klogger=True, data=case == FULL))
+        wanted = Request(
+            Filters(), "-", schemata=("magnet",), file_format="klogger", existing=False,
+            data=case == FULL,
+        )  # fmt: skip
+        prepared = prepare(wanted)
         with (
             program_runs.empty_program() as empty_fd,
             capturing(prepared, parse()) as (kernel, rings),

@@ -14,6 +14,7 @@ from tcpkmon.collector.commands import event_cost
 from tcpkmon.collector.commands.event_cost import measure, shipped_names
 from tcpkmon.collector.commands.tcpkmon import command
 from tcpkmon.collector.linux import bpf
+from tcpkmon.collector.linux.syscalls import online_cpus
 from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import KernelError, PrivilegeError, UsageError
 from tests.descriptors import descriptors
@@ -60,7 +61,7 @@ def test_a_program_runs_where_it_is_told() -> None:
     code = struct.pack("=BBhiBBhi", 0x85, 0, 0, 8, 0x95, 0, 0, 0)
     fd = bpf.prog_load(bpf.BPF_PROG_TYPE_RAW_TRACEPOINT, code, "where")
     try:
-        for cpu in bpf.online_cpus():
+        for cpu in online_cpus():
             assert bpf.prog_test_run(fd, cpu) == cpu
         with pytest.raises(KernelError, match="running a BPF program on CPU 100000"):
             bpf.prog_test_run(fd, 100000)

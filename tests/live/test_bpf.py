@@ -13,6 +13,7 @@ import pytest
 
 from tcpkmon.collector.linux import bpf
 from tcpkmon.collector.linux.btf import Btf
+from tcpkmon.collector.linux.syscalls import online_cpus, possible_cpus
 from tcpkmon.collector.loader.programs import attach_type_id, load_code
 from tcpkmon.formats.base.errors import KernelError
 from tests.live.bpf_entries import entries_of
@@ -73,7 +74,7 @@ def test_longest_prefix_map(opened: contextlib.ExitStack) -> None:
 
 def test_per_cpu_map(opened: contextlib.ExitStack) -> None:
     fd = keep(opened, bpf.map_create(bpf.BPF_MAP_TYPE_PERCPU_ARRAY, 4, 12, 2))
-    cpus = bpf.possible_cpus()
+    cpus = possible_cpus()
     sent = b"".join(bytes([cpu + 1] * 12) + bytes(4) for cpu in range(cpus))
     bpf.map_update(fd, u32(1), sent)
     values = bpf.map_lookup_percpu(fd, u32(1), 12)
@@ -142,6 +143,6 @@ def test_descriptors_do_not_pass_to_children(opened: contextlib.ExitStack) -> No
 
 
 def test_cpus() -> None:
-    online = bpf.online_cpus()
+    online = online_cpus()
     assert os.sched_getaffinity(0) <= set(online)
-    assert max(online) < bpf.possible_cpus()
+    assert max(online) < possible_cpus()

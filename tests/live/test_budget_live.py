@@ -18,8 +18,10 @@ import pytest
 import tcpkmon
 from tcpkmon.collector.control.choosing import choose
 from tcpkmon.collector.control.client import Client
-from tcpkmon.collector.loader.prepare import Wish, decide
-from tcpkmon.collector.plan.budget import is_in_sample
+from tcpkmon.collector.loader.prepare import decide
+from tcpkmon.collector.plan.budget import Budget, is_in_sample
+from tcpkmon.collector.plan.filters import Filters
+from tcpkmon.collector.plan.request import Request
 from tcpkmon.formats.base.changes import ChangeKind
 from tcpkmon.formats.base.control import Change
 from tcpkmon.formats.verify import verify_file
@@ -193,8 +195,8 @@ def check_samples(records: Records, levels: list[Change]) -> None:
 
 def test_without_a_budget_the_programs_have_none(tmp_path: Path) -> None:
     """No map, no counter, and the same programs as of a text without the budget's lines."""
-    wish = Wish(schemata=("tcp",), existing=True)
-    plain, bounded = decide(wish), decide(replace(wish, sheds=True))
+    wish = Request(Filters(), "-", schemata=("tcp",), existing=True)
+    plain, bounded = decide(wish), decide(replace(wish, budget=Budget(cpu=0.05)))
     cut = replace(plain, text=without_budget(plain.text))
     assert cut.text != plain.text
     images = [one.compile(one.make_engine()) for one in (plain, cut, bounded)]

@@ -17,8 +17,8 @@ import pytest
 
 import tcpkmon
 from tcpkmon.collector.commands.demo import command
-from tcpkmon.collector.lab.demo import CAPTURE, PICTURE, prepare_folder
-from tcpkmon.collector.lab.demo_report import read_flows
+from tcpkmon.collector.commands.demo_record import CAPTURE, PICTURE, prepare_folder
+from tcpkmon.collector.commands.demo_report import read_flows
 from tcpkmon.collector.linux import netns
 from tcpkmon.formats.base.cli import run
 

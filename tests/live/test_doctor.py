@@ -11,7 +11,9 @@ from click.testing import CliRunner
 
 from tcpkmon.collector.commands.doctor import command
 from tcpkmon.collector.loader.compiler import SUFFIX
-from tcpkmon.collector.loader.prepare import Wish, prepare
+from tcpkmon.collector.loader.prepare import prepare
+from tcpkmon.collector.plan.filters import Filters
+from tcpkmon.collector.plan.request import Request
 
 
 def test_it_can_capture_and_the_program_is_in_the_cache_then(
@@ -28,7 +30,7 @@ def test_it_can_capture_and_the_program_is_in_the_cache_then(
     kept = list(tmp_path.glob(f"*{SUFFIX}"))
     assert len(kept) == 1
     made_ns = kept[0].stat().st_mtime_ns
-    prepare(Wish())
+    prepare(Request(Filters(), "-"))
     assert [file.stat().st_mtime_ns for file in tmp_path.glob(f"*{SUFFIX}")] == [made_ns]
 
 

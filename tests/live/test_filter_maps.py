@@ -13,6 +13,7 @@ import pytest
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.linux import bpf
 from tcpkmon.collector.plan.filters import parse
+from tests.unit.socket_rows import passes
 
 HASH, ARRAY, LPM_TRIE = 1, 2, 11
 NO_PREALLOC = 1
@@ -92,4 +93,4 @@ def test_prefixes_match_in_the_kernel_as_here(
         found = bpf.map_lookup(maps["filter_addresses"], key, 4)
         assert (found is not None) is expected
         neither = ipaddress.ip_address("::1")
-        assert given.accepts(address, 1, neither, 2) is expected
+        assert passes(given, address, 1, neither, 2) is expected

@@ -16,11 +16,10 @@ import pytest
 
 from tcpkmon.collector.linux import bpf
 from tcpkmon.collector.loader.capture_maps import Kernel
-from tcpkmon.collector.loader.prepare import prepare, wish_of
+from tcpkmon.collector.loader.prepare import prepare
 from tcpkmon.collector.plan import engine_config
 from tcpkmon.collector.plan.filters import PIDS, parse
 from tcpkmon.collector.plan.request import Request
-from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
 from tcpkmon.formats.base.errors import UsageError
 from tests.live.capturing import Outcome, capturing, read
 from tests.live.faults import COLLECT, run
@@ -251,7 +250,7 @@ def test_a_process_that_ended_is_no_filter(tmp_path: Path) -> None:
     """Its number may become another's."""
     with subprocess.Popen(["sleep", "60"]) as one, subprocess.Popen(["sleep", "60"]) as other:
         request = Request(parse(pids=[one.pid, other.pid]), "-", locations="STATE_CHANGE")
-        with Kernel(prepare(wish_of(request, DEFAULT_TRANSPORT)), request.filters) as kernel:
+        with Kernel(prepare(request), request.filters) as kernel:
             kernel.load()
             kernel.attach()
 
@@ -275,7 +274,7 @@ def test_processes_without_room_are_counted(
 ) -> None:
     monkeypatch.setattr(engine_config, "MOST_FOLLOWED", 1)
     request = Request(parse(pids=[os.getpid()]), "-", locations="STATE_CHANGE")
-    with Kernel(prepare(wish_of(request, DEFAULT_TRANSPORT)), request.filters) as kernel:
+    with Kernel(prepare(request), request.filters) as kernel:
         kernel.load()
         kernel.attach()
         for _ in range(3):

@@ -12,8 +12,9 @@ from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.loader import program
 from tcpkmon.collector.loader.bytecode import Cast, cast_freely
 from tcpkmon.collector.loader.capture_maps import Kernel
-from tcpkmon.collector.loader.prepare import Prepared, Wish, prepare
-from tcpkmon.collector.plan.filters import parse
+from tcpkmon.collector.loader.prepare import Prepared, prepare
+from tcpkmon.collector.plan.filters import Filters, parse
+from tcpkmon.collector.plan.request import Request
 
 ROW = np.dtype([("sk", "=u8"), ("id", "=u8"), ("comm", "S16"), ("pid", "=u4"), ("ports", "=u4"),
                 ("looked", "=u4"), ("entered", "=u4"), ("unused", "=u8", 2)])  # fmt: skip
@@ -43,7 +44,7 @@ def counted(kernel: Kernel) -> int:
 
 @pytest.mark.parametrize("kind", ["btf", "raw"])
 def test_the_rows_count_what_is_in_the_table(kind: str, lab: Lab) -> None:
-    prepared = prepare(Wish(existing=False, kinds=(kind,)))
+    prepared = prepare(Request(Filters(), "-", existing=False, kinds=(kind,)))
     with started(prepared, lab) as kernel, listening(lab.b, lab.b.address4) as listener:
         # Two ends each, and the listener.
         pairs = [join(lab.a, listener, lab.b.address4) for _ in range(20)]
@@ -54,7 +55,7 @@ def test_the_rows_count_what_is_in_the_table(kind: str, lab: Lab) -> None:
 
 
 def test_what_the_filter_leaves_out_is_not_in_the_table(lab: Lab) -> None:
-    prepared = prepare(Wish(existing=False))
+    prepared = prepare(Request(Filters(), "-", existing=False))
     with started(prepared, lab, ports="9") as kernel:
         with listening(lab.b, lab.b.address4) as listener:
             for _ in range(5):
@@ -69,7 +70,7 @@ def test_what_the_filter_leaves_out_is_not_in_the_table(lab: Lab) -> None:
 @pytest.mark.parametrize("most", [32, 64])
 def test_as_many_have_an_identity_as_were_asked_for(most: int, lab: Lab) -> None:
     """The records of all others are counted as lost."""
-    prepared = prepare(Wish(existing=False, connections=most))
+    prepared = prepare(Request(Filters(), "-", existing=False, connections=most))
     with started(prepared, lab) as kernel, listening(lab.b, lab.b.address4) as listener:
         pairs = [join(lab.a, listener, lab.b.address4) for _ in range(20)]
         assert in_table(kernel) == min(most, 41)
@@ -84,7 +85,10 @@ def test_as_many_have_an_identity_as_were_asked_for(most: int, lab: Lab) -> None
 
 def test_casts_that_this_kernel_does_not_take(monkeypatch: pytest.MonkeyPatch, lab: Lab) -> None:
     """The helper takes their place."""
-    prepared = prepare(Wish(existing=False, locations="SEGMENT_RECEIVED", kinds=("btf",)))
+    asked = Request(
+        Filters(), "-", existing=False, locations="SEGMENT_RECEIVED", kinds=("btf",)
+    )
+    prepared = prepare(asked)
     found = Cast.find(prepared.btf)
     if found is None:
         pytest.skip("this kernel has no bpf_rdonly_cast()")

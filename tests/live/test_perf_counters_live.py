@@ -19,6 +19,7 @@ import pytest
 from tcpkmon.collector.linux import bpf
 from tcpkmon.collector.linux.btf import Btf
 from tcpkmon.collector.linux.perf_names import SOFTWARE, table
+from tcpkmon.collector.linux.syscalls import online_cpus
 from tcpkmon.collector.loader.attach_trials import Probing
 from tcpkmon.collector.loader.compiler import Image, UserCompileError, compile_text
 from tcpkmon.collector.loader.perf_counters import Bound, OpenCounters, bind, c_text, list_counters
@@ -242,7 +243,7 @@ def test_page_faults_are_counted(
 
 
 def test_migrations_are_counted_where_tasks_arrive(sampler: Sampler) -> None:
-    cpus = bpf.online_cpus()
+    cpus = online_cpus()
     if len(cpus) < 2:
         pytest.skip("there is one CPU only")
     sampler.choose("cpu_migrations")
@@ -285,7 +286,7 @@ def test_an_unbound_counter_is_refused_by_name() -> None:
 
 
 def test_cpus_come_and_go(sampler: Sampler) -> None:
-    cpus = bpf.online_cpus()
+    cpus = online_cpus()
     if len(cpus) < 2:
         pytest.skip("there is one CPU only")
     here, there = cpus[:2]

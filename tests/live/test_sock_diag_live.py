@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.namespaces import Side
 from tcpkmon.collector.loader import sock_diag
-from tcpkmon.collector.loader.sock_diag import Connection, list_connections, make_entries
+from tcpkmon.collector.loader.listing import ends_of, list_connections, make_entries
 from tcpkmon.collector.plan.columns import Layout, choose_columns, load_schema, make_layout
 from tcpkmon.collector.plan.filters import Filters, parse
 from tcpkmon.formats.base.control import EXISTING
@@ -193,7 +193,7 @@ def test_cookies_and_inodes_are_those_of_ss(lab: Lab, traffic: Traffic) -> None:
         for inode, cookie in re.findall(r"ino:(\d+) sk:([0-9a-f]+)", text)
     }
     found = list_connections([lab.b.namespace.fd], Filters())
-    assert {(one.inode, one.cookie) for one in found} == shown
+    assert {(one["inode"], one["cookie"]) for one in found} == shown
     assert len(shown) == 3
 
 
@@ -209,7 +209,7 @@ def test_only_open_connections_are_listed(lab: Lab, traffic: Traffic) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         at_a, at_b = (
-            {(one.local_port, one.remote_port): one.state
+            {tuple(port for _, port in ends_of(one)): one["state"]
              for one in list_connections([side.namespace.fd], Filters())}
             for side in (lab.a, lab.b)
         )  # fmt: skip
@@ -227,7 +227,7 @@ def listed(lab: Lab, filters: Filters) -> list[int]:
     """Ports of b that pass, of the connections seen from b."""
     with_namespaces = [lab.a.namespace.fd, lab.b.namespace.fd]
     found = list_connections(with_namespaces, filters)
-    return sorted(one.local_port for one in found if one.netns == lab.b.namespace.cookie)
+    return sorted(ends_of(one)[0][1] for one in found if one["netns"] == lab.b.namespace.cookie)
 
 
 def test_filters(lab: Lab, traffic: Traffic) -> None:
@@ -272,7 +272,7 @@ def test_cgroup(lab: Lab, traffic: Traffic) -> None:
     assert len(found) == 3
     nowhere = parse(cgroups=[own]).cgroups[0]
     other = type(nowhere)("/nonexistent", nowhere.id + 1, nowhere.level)
-    assert not list_connections([lab.b.namespace.fd], Filters(cgroups=(other,)))
+    assert not len(list_connections([lab.b.namespace.fd], Filters(cgroups=(other,))))
 
 
 def test_many_connections_are_each_there_once(lab: Lab) -> None:
@@ -291,9 +291,9 @@ def test_many_connections_are_each_there_once(lab: Lab) -> None:
             client.connect(listener.getsockname())
             stack.enter_context(listener.accept()[0])
             ports.add(client.getsockname()[1])
-        found: list[Connection] = list_connections([lab.b.namespace.fd], Filters())
+        found = list_connections([lab.b.namespace.fd], Filters())
         assert len(found) == count
-        assert {one.remote_port for one in found} == ports
+        assert {ends_of(one)[1][1] for one in found} == ports
 
 
 def test_a_refusal_by_the_kernel(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -344,7 +344,7 @@ def test_paths_and_words() -> None:
 
 def test_what_is_printed(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole command but for the kernel."""
-    monkeypatch.setattr("tcpkmon.collector.lab.lab.check_root", lambda _what: None)
+    monkeypatch.setattr("tcpkmon.collector.linux.privileges.check_root", lambda _what: None)
     monkeypatch.setattr(bisect_sides, "sysctl_sides", lambda *_: Drawn([1e6, 5e5]))
     words = ("--over", "sysctl", "net.x=0,1", "--runs", "5", "--alpha", "0.05", "--metrics",
              "duration_us")  # fmt: skip

@@ -339,13 +339,13 @@ def test_the_group_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with ControlServer(folder) as server:
         client = Client(choose())
 
-        def refuse(line: bytes) -> bytes:
+        def refuse(*_: object) -> bytes:
             raise PermissionError
 
-        monkeypatch.setattr(client, "_exchange", refuse)
+        module = "tcpkmon.collector.control.client"
+        monkeypatch.setattr(f"{module}.exchange", refuse)
         with pytest.raises(TcpkmonError, match="listens to root only"):
             client.enable()
-        module = "tcpkmon.collector.control.client"
         monkeypatch.setattr(f"{module}.group_name", lambda gid: f"group{gid}")
         server.path.chmod(0o660)
         with pytest.raises(TcpkmonError, match=f"members of the group group{os.getegid()}; "):

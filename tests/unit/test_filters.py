@@ -15,6 +15,7 @@ from tcpkmon.collector.linux import bpf
 from tcpkmon.collector.plan import filters
 from tcpkmon.collector.plan.filters import Filters, Flag, parse
 from tcpkmon.formats.base.errors import KernelError, UsageError
+from tests.unit.socket_rows import passes
 
 
 def address(text: str) -> filters.Address:
@@ -29,7 +30,7 @@ def test_nothing_given_filters_nothing() -> None:
     assert empty == Filters()
     assert empty.flags == 0
     assert empty.describe() == {}
-    assert empty.accepts(LOCAL, 1, REMOTE, 2)
+    assert passes(empty, LOCAL, 1, REMOTE, 2)
 
 
 def test_port_lists() -> None:
@@ -202,25 +203,25 @@ def test_any_port_filter_will_do() -> None:
     passing = [(1, 9), (9, 1), (2, 9), (9, 3), (4, 5)]
     failing = [(9, 2), (3, 9), (5, 4), (9, 9)]
     for local, remote in passing:
-        assert given.accepts(LOCAL, local, REMOTE, remote), (local, remote)
+        assert passes(given, LOCAL, local, REMOTE, remote), (local, remote)
     for local, remote in failing:
-        assert not given.accepts(LOCAL, local, REMOTE, remote), (local, remote)
+        assert not passes(given, LOCAL, local, REMOTE, remote), (local, remote)
 
 
 def test_address_and_family_must_match_too() -> None:
     given = parse(ports="1", addresses=["192.0.2.0/24"])
     mapped = address("::ffff:192.0.2.9")
     other = address("2001:db8::1")
-    assert given.accepts(LOCAL, 1, REMOTE, 9)
-    assert given.accepts(REMOTE, 1, LOCAL, 9)
-    assert given.accepts(mapped, 1, address("::ffff:198.51.100.2"), 9)
-    assert not given.accepts(LOCAL, 9, REMOTE, 9)
-    assert not given.accepts(REMOTE, 1, REMOTE, 9)
-    assert not given.accepts(other, 1, other, 9)
-    for family, passes in ((4, (True, True, False)), (6, (False, False, True))):
+    assert passes(given, LOCAL, 1, REMOTE, 9)
+    assert passes(given, REMOTE, 1, LOCAL, 9)
+    assert passes(given, mapped, 1, address("::ffff:198.51.100.2"), 9)
+    assert not passes(given, LOCAL, 9, REMOTE, 9)
+    assert not passes(given, REMOTE, 1, REMOTE, 9)
+    assert not passes(given, other, 1, other, 9)
+    for family, expects in ((4, (True, True, False)), (6, (False, False, True))):
         one = Filters(family=family)
-        for end, expected in zip((LOCAL, mapped, other), passes, strict=True):
-            assert one.accepts(end, 1, end, 2) is expected
+        for end, expected in zip((LOCAL, mapped, other), expects, strict=True):
+            assert passes(one, end, 1, end, 2) is expected
 
 
 def test_describe_names_what_is_in_force() -> None:

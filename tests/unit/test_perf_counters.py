@@ -77,7 +77,7 @@ def test_numbers_are_the_kernels(name: str, kind: int, config: int) -> None:
     assert (counter.type, counter.config) == (kind, config)
     head = struct.unpack("=IIQQQQQ", perf_counters._attributes(counter)[:48])
     exclude = (name.endswith("_os") << 4) | (name.endswith("_user") << 5)
-    assert head == (kind, 64, config, 0, 0, 3, exclude | (counter.hardware << 2))
+    assert head == (kind, 112, config, 0, 0, 3, exclude | (counter.hardware << 2))
 
 
 @pytest.mark.parametrize("name", ["raw_", "raw_xyz", "raw_11112222333344445", "RAW_1", "cycle"])

@@ -10,7 +10,9 @@ from click.testing import CliRunner
 
 from tcpkmon.collector.commands import doctor, event_cost
 from tcpkmon.collector.loader import prepare as loader
-from tcpkmon.collector.loader.prepare import Wish, check_machine, decide, prepare
+from tcpkmon.collector.loader.prepare import check_machine, decide, prepare
+from tcpkmon.collector.plan.filters import Filters
+from tcpkmon.collector.plan.request import Request
 from tcpkmon.formats.base.errors import KernelError
 
 
@@ -23,7 +25,8 @@ def test_other_machines_are_refused_with_the_reason(
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(loader, "find_library", lambda: None)
-    for start in (check_machine, lambda: decide(Wish()), lambda: prepare(Wish()),
+    default = Request(Filters(), "-")
+    for start in (check_machine, lambda: decide(default), lambda: prepare(default),
                   lambda: next(event_cost.measure(["EVENT_START"]))):  # fmt: skip
         with pytest.raises(KernelError, match=reason) as refused:
             start()

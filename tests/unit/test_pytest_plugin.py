@@ -17,7 +17,7 @@ from tcpkmon.collector.commands.arguments import arguments_of
 from tcpkmon.collector.testing.baseline import Baseline
 from tcpkmon.collector.testing.captured import Captured
 from tcpkmon.collector.testing.captures import Captures
-from tcpkmon.collector.testing.watch import Ports
+from tcpkmon.collector.testing.watch import choice_of_ports
 from tcpkmon.formats.analysis.check import Capture
 from tcpkmon.formats.base.errors import FileError, UsageError
 from tests.unit.why_capture import write_capture
@@ -89,7 +89,7 @@ def test_ports_choose_among_what_another_capture_has() -> None:
         ({}, [1, 1, 1, 1]), ({"ports": "1"}, [1, 0, 0, 1]), ({"local_ports": [1, 2]}, [1, 1, 0, 0]),
         ({"D": "1,6-7"}, [0, 1, 1, 1]), ({"L": "3", "remote_ports": 5}, [1, 0, 1, 0]),
     ):  # fmt: skip
-        assert Ports.of(options, False).choose(table).tolist() == kept, options
+        assert choice_of_ports(options, False)(table).tolist() == kept, options
 
 
 def test_the_page_on_ci_shows_the_example() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tcpkmon.collector.loader import sock_diag
-from tcpkmon.collector.loader.sock_diag import TOLD, Connection, list_connections, make_entries
+from tcpkmon.collector.loader import listing, sock_diag
+from tcpkmon.collector.loader.listing import TOLD, ends_of, list_connections, make_entries
+from tcpkmon.collector.loader.socket_table import WHOLE, decode
 from tcpkmon.collector.loader.tcp_info import FROM_MEMORY, TCP_INFO
 from tcpkmon.collector.plan.columns import choose_columns, load_schema, make_layout
 from tcpkmon.collector.plan.filters import Filters
@@ -36,17 +37,22 @@ def tcp_info(length: int = 280, **members: int) -> bytes:
     return (row.tobytes() + b"\xee" * 64)[:length]
 
 
-def connection(**changes: Any) -> Connection:
-    values: dict[str, Any] = {
-        "cookie": 7, "netns": 2**63 + 5, "family": 2, "state": 1,
-        "local": sock_diag._MAPPED + b"\n\0\0\1", "remote": sock_diag._MAPPED + b"\n\0\0\2",
-        "local_port": 0x1234, "remote_port": 5001,
-        "receive_queue_bytes": 11, "send_queue_bytes": 12, "inode": 99, "pid": 321,
-        "info": tcp_info(snd_cwnd=10, snd_mss=1448, rcv_wnd=65), "congestion": b"cubic", "mark": 5,
-        "cgroup": 2**40 + 3, "uid": 1000,
-        "memory": struct.pack("=9I", 1, 2, 3, 4, 5, 6, 7, 8, 9),
-    }  # fmt: skip
-    return Connection(**{**values, **changes})
+def connection(info: bytes | None = None, local_port: int = 0x1234) -> Any:
+    """One row of WHOLE. info: its struct tcp_info."""
+    info = tcp_info(snd_cwnd=10, snd_mss=1448, rcv_wnd=65) if info is None else info
+    row = decode(received(message(2, 1, {
+        2: info, 4: b"cubic\0", 7: struct.pack("=9I", 1, 2, 3, 4, 5, 6, 7, 8, 9),
+        15: struct.pack("=I", 5), 21: struct.pack("=Q", 2**40 + 3),
+    })), 2**63 + 5, WHOLE)  # fmt: skip
+    row["pid"] = 321
+    row["ends"][0, 4] = local_port << 16 | 5001
+    return row
+
+
+def entry_of(*rows: Any, where: Any = None) -> Any:
+    """The entries of these rows."""
+    sockets = np.concatenate([np.empty(0, WHOLE), *rows])
+    return make_entries(layout() if where is None else where, sockets, MONO_NS)
 
 
 def message(
@@ -89,7 +95,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, *datagrams: bytes) -> None:
     def run_inside(fd: int, call: Callable[[], Any]) -> Any:
         return parts
 
-    monkeypatch.setattr(sock_diag, "run_inside", run_inside)
+    monkeypatch.setattr(listing, "run_inside", run_inside)
     monkeypatch.setattr(sock_diag, "cookie_of", lambda fd: 77)
 
 
@@ -109,7 +115,6 @@ def test_the_layout_is_that_of_the_uapi_header() -> None:
 def test_every_named_column_exists() -> None:
     names = {field.name for field in load_schema().event("SNAPSHOT").fields}
     assert set(FROM_INFO) | set(FROM_MEMORY) <= names
-    assert {name for name, _ in sock_diag._columns([connection()], 1)} == TOLD
     assert names >= TOLD
     assert set(FROM_INFO.values()) <= set(TCP_INFO.names or ())
 
@@ -117,7 +122,7 @@ def test_every_named_column_exists() -> None:
 def test_an_entry_byte_by_byte() -> None:
     info = tcp_info(snd_cwnd=10, snd_mss=1448, rto=204_000, retransmits=3, options=0x19, rcv_wnd=65)
     where = layout()
-    entry = make_entries(where, [connection(info=info)], MONO_NS)
+    entry = entry_of(connection(info), where=where)
     raw = entry.tobytes()
     assert len(raw) == where.entry_size
     assert raw[:4] == bytes(4)
@@ -130,16 +135,15 @@ def test_an_entry_byte_by_byte() -> None:
         "time_ns": MONO_NS, "lport": 0x1234, "rport": 5001, "snd_cwnd_segs": 10, "mss": 1448,
         "rto_us": 204_000, "retransmits": 3, "ecn_flags": 9, "rcv_wnd": 65, "pid": 321,
         "netns": 2**63 + 5, "cgroup": 2**40 + 3, "uid": 1000, "sk_mark": 5,
-        "rcv_sb_cc": 11, "snd_sb_cc": 12,
+        "rcv_sb_cc": 21, "snd_sb_cc": 22,
         "sk_rmem_bytes": 1, "sk_rcvbuf": 2, "sk_wmem_alloc": 3, "sb_hiwat": 4,
         "sk_forward_alloc": 5, "sk_wmem_bytes": 6, "state": 1, "family": 2,
     }  # fmt: skip
     assert {name: int(one[name]) for name in expected} == expected
     assert one["laddr"].tobytes() == bytes(10) + b"\xff\xff\n\0\0\1"
     assert one["ca_name"].tobytes() == b"cubic".ljust(16, b"\0")
-    told = {name for name, _ in sock_diag._columns([connection()], 1)}
     for name in where.dtype.names or ():
-        if name not in told | {"tv_sec", "tv_usec"}:
+        if name not in TOLD | {"tv_sec", "tv_usec"}:
             assert not any(one[name].tobytes()), name
 
 
@@ -148,7 +152,7 @@ def test_each_member_goes_to_its_column() -> None:
     row = np.zeros(1, TCP_INFO)
     for index, name in enumerate(TCP_INFO.names or ()):
         row[name] = index + 1
-    entry = make_entries(layout(), [connection(info=row.tobytes())], 1)[0]
+    entry = entry_of(connection(row.tobytes()))[0]
     members = list(TCP_INFO.names or ())
     for column, member in FROM_INFO.items():
         assert entry[column] == members.index(member) + 1, column
@@ -157,16 +161,16 @@ def test_each_member_goes_to_its_column() -> None:
 def test_a_short_tcp_info_gives_what_it_has() -> None:
     """Linux 4.4 ended after 160 bytes, and no member beyond is made up."""
     info = tcp_info(160, data_segs_out=17, snd_cwnd=2, snd_mss=3, delivered=9, rcv_wnd=65)
-    entry = make_entries(layout(), [connection(info=info)], 1)[0]
+    entry = entry_of(connection(info))[0]
     assert (entry["data_segs_out"], entry["delivered"], entry["rcv_wnd"]) == (17, 0, 0)
 
 
 def test_the_columns_are_those_of_the_layout() -> None:
     for where in (layout("classic"), layout("default", ("bytes_acked", "snd_wnd"))):
-        entries = make_entries(where, [connection(), connection(local_port=6)], 1)
+        entries = entry_of(connection(), connection(local_port=6), where=where)
         assert entries.dtype == where.dtype
         assert list(entries["lport"]) == [0x1234, 6]
-    assert make_entries(layout(), [], 1).shape == (0,)
+    assert entry_of().shape == (0,)
 
 
 def test_messages_become_connections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,20 +179,22 @@ def test_messages_become_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     six = message(10, 8, {8: b"\3", 2: info}, cookie=5)
     answer(monkeypatch, four + six, DONE)
     one, two = list_connections([3], Filters())
-    assert one.cookie == 0x1_0000_0002
-    assert (one.netns, one.family, one.state, one.inode, one.mark) == (77, 2, 1, 4242, 6)
-    assert (one.local_port, one.remote_port) == (5001, 80)
-    assert one.local == bytes(10) + b"\xff\xff\n\0\0\1"
-    assert (one.receive_queue_bytes, one.send_queue_bytes) == (21, 22)
-    assert (one.info, one.congestion) == (info, b"bbr")
-    assert (two.family, two.state, two.local, two.congestion) == (10, 8, V6, b"")
+    assert one["cookie"] == 0x1_0000_0002
+    expected = {"netns": 77, "family": 2, "state": 1, "inode": 4242, "mark": 6, "snd_cwnd": 4,
+                "rqueue": 21, "wqueue": 22}  # fmt: skip
+    assert {name: int(one[name]) for name in expected} == expected
+    mapped = bytes(10) + b"\xff\xff\n\0\0\1"
+    assert ends_of(one) == ((mapped, 5001), (mapped, 80))
+    assert one["congestion"].tobytes() == b"bbr".ljust(16, b"\0")
+    assert (two["family"], two["state"], ends_of(two)[0]) == (10, 8, (V6, 5001))
+    assert not any(two["congestion"].tobytes())
 
 
 def test_what_is_no_full_socket_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     time_wait = message(2, 5, {8: b"\0"}, cookie=1)
     listener = message(2, 10, {2: tcp_info()}, cookie=2)
     answer(monkeypatch, time_wait + listener, DONE)
-    assert list_connections([3], Filters()) == []
+    assert not len(list_connections([3], Filters()))
 
 
 def test_a_connection_that_is_told_twice_is_there_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +209,7 @@ def test_a_connection_that_is_told_twice_is_there_once(monkeypatch: pytest.Monke
 def test_filters_by_port(monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, message(2, 1, {2: tcp_info()}))
     assert len(list_connections([3], Filters(local_ports=(5001,)))) == 1
-    assert not list_connections([3], Filters(local_ports=(80,)))
+    assert not len(list_connections([3], Filters(local_ports=(80,))))
 
 
 def test_damaged_messages_end_the_datagram() -> None:
@@ -213,10 +219,10 @@ def test_damaged_messages_end_the_datagram() -> None:
     for damaged in (endless, too_long, b"\x01"):
         assert received(good + damaged) == [(good + damaged, [0])]
     short = struct.pack("=IHHII", 80, 20, 2, 1, 0) + bytes(64)
-    assert sock_diag._parse(short, 0, 0, {}) is None
+    assert not len(decode([(short, [0])], 0))
     cut = message(2, 1, {2: tcp_info()}, cookie=3)
     cut = cut[:88] + struct.pack("=HH", 9999, 2) + cut[92:]
-    assert sock_diag._parse(cut, 0, 0, {}) is None
+    assert not len(decode([(cut, [0])], 0))
 
 
 def test_the_end_of_a_dump_tells_its_error() -> None:
@@ -235,4 +241,4 @@ def test_a_kernel_without_sock_diag(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sock_diag, "DiagSocket", refuse)
     with pytest.raises(KernelError, match="does not list its connections: Protocol not supported"):
-        sock_diag._dump()
+        sock_diag.list_answers()

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 import random
 import struct
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tcpkmon.collector.loader import sock_diag
-from tcpkmon.collector.loader.socket_table import MEMBERS, choose_sockets, decode
+from tcpkmon.collector.loader.listing import ends_of
+from tcpkmon.collector.loader.sock_diag import STATES
+from tcpkmon.collector.loader.socket_table import MEMBERS, SOCKET, WHOLE, choose_sockets, decode
 from tcpkmon.collector.loader.tcp_info import TCP_INFO
 from tcpkmon.collector.plan.filters import Cgroup, Filters, parse
 from tests.unit.test_sock_diag import message, received, tcp_info
@@ -26,12 +27,6 @@ def info(length: int = 280, **members: int) -> dict[int, bytes]:
 
 def rows_of(*messages: bytes) -> Any:
     return decode(received(*messages), NETNS)
-
-
-def ends_of(row: Any) -> tuple[bytes, bytes, int, int]:
-    words = row["ends"]
-    data, ports = words[:4].tobytes(), int(words[4])
-    return data[:16], data[16:], ports >> 16, ports & 0xFFFF
 
 
 def random_message(at: random.Random) -> bytes:
@@ -53,32 +48,56 @@ def random_message(at: random.Random) -> bytes:
     return data
 
 
+def one_by_one(data: bytes) -> dict[str, Any] | None:
+    """A message, decoded field by field; None for what is no full socket."""
+    family, state = data[16], data[17]
+    lport, rport, local, remote = struct.unpack_from(">HH16s16s", data, 20)
+    _, cookie, _, rqueue, wqueue, uid, inode = struct.unpack_from("=IQIIIII", data, 56)
+    if family == 2:
+        local, remote = (bytes(10) + b"\xff\xff" + end[:4] for end in (local, remote))
+    attributes: dict[int, bytes] = {}
+    at = 88
+    while at + 4 <= len(data):
+        size, kind = struct.unpack_from("=HH", data, at)
+        if not 4 <= size <= len(data) - at:
+            break
+        attributes[kind] = data[at + 4 : at + size]
+        at += (size + 3) & ~3
+    if 2 not in attributes or not STATES >> state & 1:
+        return None
+    infos = np.frombuffer(attributes[2][: TCP_INFO.itemsize].ljust(TCP_INFO.itemsize, b"\0"),
+                          TCP_INFO)[0]  # fmt: skip
+    values = {
+        "family": family, "state": state, "cookie": cookie, "rqueue": rqueue, "wqueue": wqueue,
+        "uid": uid, "inode": inode, "netns": NETNS, "pid": 0,
+        "cgroup": int.from_bytes(attributes.get(CGROUP, b"")[:8], "little"),
+        "mark": int.from_bytes(attributes.get(15, b"")[:4], "little"),
+        "congestion": attributes.get(4, b"")[:16].ljust(16, b"\0"),
+        "memory": attributes.get(7, b"")[:24].ljust(24, b"\0"),
+        "ends": ((local, lport), (remote, rport)),
+    }  # fmt: skip
+    return values | {name: infos[name] for name in TCP_INFO.names or () if name != "state"}
+
+
 def test_the_same_sockets_as_one_by_one() -> None:
     at = random.Random(7)
     datagrams = [
         b"".join(random_message(at) for _ in range(at.randrange(1, 9))) for _ in range(200)
     ]
     answers = received(*datagrams)
-    rows = iter(decode(answers, NETNS))
-    seen = 0
+    whole, short = decode(answers, NETNS, WHOLE), decode(answers, NETNS)
+    rows = iter(zip(whole, short, strict=True))
     for data, offsets in answers:
-        for offset in offsets:
-            one = sock_diag._parse(data, offset, NETNS, {})
-            if one is None:
+        for begin, end in zip(offsets, [*offsets[1:], len(data)], strict=True):
+            if (one := one_by_one(data[begin:end])) is None:
                 continue
-            row: Any = next(rows)
-            seen += 1
-            assert (row["cookie"], row["netns"], row["state"]) == (one.cookie, NETNS, one.state)
-            assert (row["cgroup"], row["uid"]) == (one.cgroup, one.uid)
-            assert ends_of(row) == (one.local, one.remote, one.local_port, one.remote_port)
-            padded = one.info.ljust(TCP_INFO.itemsize, b"\0")
-            for name in MEMBERS:
-                kind, place = (TCP_INFO.fields or {})[name][:2]
-                whole = len(one.info) >= place + kind.itemsize
-                expected = int.from_bytes(padded[place : place + kind.itemsize], "little")
-                assert row[name] == (expected if whole else 0), name
+            row, some = next(rows)
+            assert ends_of(row) == ends_of(some) == one.pop("ends")
+            for name, value in one.items():
+                assert row[name] == (np.void(value) if type(value) is bytes else value), name
+                assert name not in SOCKET.fields or some[name] == row[name]
     assert next(rows, None) is None
-    assert seen > 200
+    assert len(whole) > 200
 
 
 def test_nothing() -> None:
@@ -89,26 +108,21 @@ def test_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
-    [{"ports": "80"}, {"local_ports": "5001"}, {"local_ports": "80"}, {"remote_ports": "80"},
-     {"remote_ports": "5001"}, {"pairs": ["5001.80"]}, {"pairs": ["80.5001"], "ports": "7"},
-     {"family": 4}, {"family": 6}, {"addresses": ["10.0.0.0/8"]}, {"addresses": ["11.0.0.0/8"]},
-     {"addresses": ["2021::/16"]}, {"addresses": ["2021::/16"], "ports": "1"},
-     {"addresses": ["::ffff:10.0.0.1"], "family": 4}, {"addresses": ["::/0"]}],
+    ("given", "families"),
+    [({"ports": "80"}, [2, 10]), ({"local_ports": "5001"}, [2, 10]), ({"local_ports": "80"}, []),
+     ({"remote_ports": "80"}, [2, 10]), ({"remote_ports": "5001"}, []),
+     ({"pairs": ["5001.80"]}, [2, 10]), ({"pairs": ["80.5001"], "ports": "7"}, []),
+     ({"family": 4}, [2]), ({"family": 6}, [10]), ({"addresses": ["10.0.0.0/8"]}, [2]),
+     ({"addresses": ["11.0.0.0/8"]}, []), ({"addresses": ["2021::/16"]}, [10]),
+     ({"addresses": ["2021::/16"], "ports": "1"}, []),
+     ({"addresses": ["::ffff:10.0.0.1"], "family": 4}, [2]), ({"addresses": ["::/0"]}, [2, 10])],
     ids=str,
 )  # fmt: skip
-def test_filters_choose_what_they_accept(given: dict[str, Any]) -> None:
+def test_filters_choose(given: dict[str, Any], families: list[int]) -> None:
     filters = parse(**given)
-    rows = rows_of(message(2, 1, info()), message(10, 1, info()))
-    expected = [
-        row["cookie"]
-        for row in rows
-        for local, remote, near, far in [ends_of(row)]
-        if filters.accepts(
-            ipaddress.IPv6Address(local), near, ipaddress.IPv6Address(remote), far
-        )
-    ]
-    assert choose_sockets(rows, filters)["cookie"].tolist() == expected
+    answers = received(message(2, 1, info()), message(10, 1, info()))
+    rows = decode(answers, NETNS, WHOLE)
+    assert choose_sockets(rows, filters)["family"].tolist() == families
 
 
 def test_cgroups() -> None:

@@ -14,8 +14,9 @@ import pytest
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.linux.syscalls import online_cpus
 from tcpkmon.collector.loader.capture_maps import Kernel
-from tcpkmon.collector.loader.prepare import Wish, prepare
-from tcpkmon.collector.plan.filters import parse
+from tcpkmon.collector.loader.prepare import prepare
+from tcpkmon.collector.plan.filters import Filters, parse
+from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.ring import rings
 from tcpkmon.collector.ring.rings import Rings
 from tests.live.capturing import capturing, connected, within
@@ -35,7 +36,7 @@ def opened_s(kernel: Kernel, dtype: object) -> tuple[float, float]:
 
 def test_the_rings_of_all_cpus_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cpus = len(online_cpus())
-    prepared = prepare(Wish(existing=False, locations="SEGMENT_RECEIVED"))
+    prepared = prepare(Request(Filters(), "-", existing=False, locations="SEGMENT_RECEIVED"))
     filters = parse()
     with Kernel(prepared, filters) as kernel:
         kernel.load()

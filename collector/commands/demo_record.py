@@ -8,35 +8,30 @@ record() makes the lab, the traffic and the capture; demo_report prints; draw() 
 from __future__ import annotations
 
 import os
-import select
-import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from tcpkmon.collector.capturing import launch
+from tcpkmon.collector.commands.demo_report import Recording, read_flows
 from tcpkmon.collector.lab import traffic
-from tcpkmon.collector.lab.demo_report import Recording, read_flows
 from tcpkmon.collector.lab.endpoint import can_use_congestion
-from tcpkmon.collector.lab.lab import Bottleneck, Lab, check_root
+from tcpkmon.collector.lab.lab import Bottleneck, Lab
 from tcpkmon.collector.lab.traffic import Workload
 from tcpkmon.collector.linux import isolated
 from tcpkmon.collector.linux.machine import read_sudo
+from tcpkmon.collector.linux.privileges import check_root
 from tcpkmon.formats.base.errors import TcpkmonError
 
 FIRST_PORT = 5001
 BOTTLENECK = Bottleneck(rate_mbit=20, queue_bytes=120_000, loss_percent=0.04, delay_ms=10)
 ALGORITHMS = ("reno", "cubic", "bbr")
-START_S = 300.0
-"""A slow machine needs minutes to compile."""
-STOP_S = 120.0
 CAPTURE, PICTURE = "demo.pm", "demo.png"
 
 
@@ -68,17 +63,14 @@ def record(folder: Path, seconds: float, console: Console) -> Recording:
         with _stage(console, "two network namespaces and a bottleneck"):
             lab = stack.enter_context(Lab(BOTTLENECK))
         flows = _choose_flows(lab, seconds)
-        log = stack.enter_context(tempfile.TemporaryFile("w+"))
         ports = f"{min(flows)}-{max(flows)}"
-        options = ["--ports", ports, "--netns", lab.a.name, "-o", str(capture), "--force"]
+        options = ["--ports", ports, "--netns", lab.a.name, "-o", str(capture), "--force", "-q"]
         options += ["--columns", "default,bytes_acked"]
         with _stage(console, "collect: compiling and attaching"):
-            recorder = Recorder(options, log)
-            stack.callback(recorder.close)
-            recorder.await_attached()
+            running = stack.enter_context(launch(options, capture))
         _transfer(lab, flows, console, seconds)
         with _stage(console, "collect: finishing the file"):
-            recorder.finish()
+            running.stop()
         dropped = lab.dropped()
     names = {port: workload.congestion for port, workload in flows.items()}
     return Recording(capture, folder / PICTURE, read_flows(capture, names), dropped)
@@ -98,57 +90,6 @@ def draw(recording: Recording, console: Console) -> None:
         )
     if done.returncode:
         raise TcpkmonError(f"the picture could not be drawn: {done.stderr.strip()}")
-
-
-class Recorder:
-    """The process `collect` that captures the demo's traffic."""
-
-    def __init__(self, options: Sequence[str], log: IO[str]) -> None:
-        self._log = log
-        self._ready, theirs = os.pipe()
-        words = [*options, "-q", "--ready-fd", str(theirs)]
-        try:
-            self._process = subprocess.Popen(
-                isolated.command("tcpkmon.collector.commands.collect", *words),
-                pass_fds=(theirs,),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        finally:
-            os.close(theirs)
-
-    def await_attached(self) -> None:
-        """Wait until every probe is attached."""
-        readable, _, _ = select.select([self._ready], [], [], START_S)
-        if not readable or not os.read(self._ready, 1):
-            self._complain("did not start")
-
-    def finish(self) -> None:
-        """Stop it, and wait until the file is complete."""
-        self._process.send_signal(signal.SIGINT)
-        try:
-            code = self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._complain("did not finish")
-        if code:
-            self._complain(f"ended with {code}")
-
-    def close(self) -> None:
-        """End it if it still runs."""
-        os.close(self._ready)
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-
-    def _complain(self, what: str) -> None:
-        self._log.seek(0)
-        lines = self._log.read().strip().splitlines()
-        raise TcpkmonError(f"collect {what}: {lines[-1] if lines else 'without a message'}")
 
 
 @contextmanager

@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from tcpkmon.collector.plan.columns import locations_of
 from tcpkmon.formats.base.cli import use_colours
 from tcpkmon.formats.base.errors import TcpkmonError
 from tcpkmon.formats.pmgraph.options import select
 from tcpkmon.formats.pmgraph.pages import build_pages
 from tcpkmon.formats.pmgraph.terminal import BINS, draw_text
 from tcpkmon.formats.psc.reader import open_capture
-
-RETRANSMIT, RTO = 2, 14  # of enum location in bpf/schemata/tcp.conf
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,8 @@ def read_flows(path: Path, names: Mapping[int, str]) -> list[Flow]:
     with open_capture(path) as capture:
         local, remote = capture.column("lport"), capture.column("rport")
         snapshot = ~capture.control()
+        assert capture.schema is not None
+        numbers = locations_of(capture.schema)
         time_ns = capture.time_ns()
         location, cwnd = capture.column("location"), capture.column("snd_cwnd")
         srtt_us = capture.column("srtt_us") if "srtt_us" in capture.names else None
@@ -94,8 +95,8 @@ def read_flows(path: Path, names: Mapping[int, str]) -> list[Flow]:
                 cwnd_bytes=cwnd[rows].astype(np.int64),
                 srtt_ms=float(np.median(measured)) / 1e3 if len(measured) else float("nan"),
                 acked_bytes=int(acked[rows].max()) if acked is not None else 0,
-                retransmits=int(np.count_nonzero(location[rows] == RETRANSMIT)),
-                timeouts=int(np.count_nonzero(location[rows] == RTO)),
+                retransmits=int(np.count_nonzero(location[rows] == numbers["RETRANSMIT"])),
+                timeouts=int(np.count_nonzero(location[rows] == numbers["RTO"])),
             )
         )
     return flows
