@@ -17,13 +17,24 @@ MORE = 0xFFFF
 
 @dataclass(frozen=True)
 class Keeping:
-    """What to keep, and how much a dump has; see collector/plan/recorder.py. triggers: texts."""
+    """What to keep, and how much a dump has: collector/plan/recorder.py has its options."""
 
     last_s: float | None
     last_bytes: int
     after_s: float
     triggers: Sequence[str]
     dumps_per_hour: int
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A trigger fired. mono_ns: when its condition was met; conn_id: of the first connection, 0 if
+    there is none; count: how many connections or events did at once."""
+
+    number: int
+    mono_ns: int
+    conn_id: int
+    count: int
 
 
 @dataclass

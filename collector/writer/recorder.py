@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from tcpkmon.collector.sequencer.clock_pairs import Clocks
 from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
 from tcpkmon.collector.writer.codec import Batch, Codec, Show
-from tcpkmon.collector.writer.dump import MORE, Dump, Keeping
+from tcpkmon.collector.writer.dump import MORE, Dump, Hit, Keeping
 from tcpkmon.collector.writer.keeper import Block, Keeper, Noted
 from tcpkmon.collector.writer.ledger import Books
 from tcpkmon.collector.writer.spool import LIMIT_BYTES
@@ -34,19 +34,6 @@ from tcpkmon.formats.base.control import Clock, EndReason, Trigger
 HOUR_S = 3600.0
 LONGEST = 4
 """Later triggers lengthen a dump, to so many times `after` from its first trigger."""
-
-
-class Fired(Protocol):
-    """A trigger fired: collector/plan/trigger_watch.py."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def mono_ns(self) -> int: ...
-    @property
-    def conn_id(self) -> int: ...
-    @property
-    def count(self) -> int: ...
 
 
 class Recorder(Stream):
@@ -167,7 +154,7 @@ class Recorder(Stream):
             return
         self.records += batch.records
         counts = self._keeper.add(batch)
-        hits: Sequence[Fired] = ()
+        hits: Sequence[Hit] = ()
         if self.watch is not None:
             hits = self.codec.look(self.watch.feed, batch, parts, counts)
         if self._dump is not None:
@@ -203,7 +190,7 @@ class Recorder(Stream):
     def _realtime_ns(self, mono_ns: int) -> int:
         return int(self._clocks.to_epoch(np.array([mono_ns]))[0])
 
-    def _fire(self, hits: Sequence[Fired]) -> None:
+    def _fire(self, hits: Sequence[Hit]) -> None:
         for hit in hits:
             now_ns = self._clocks.now_ns()
             told = Trigger(hit.number, hit.mono_ns, hit.conn_id, now_ns, hit.count, 0)
