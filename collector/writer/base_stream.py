@@ -166,9 +166,7 @@ class Stream:
     def resume(self) -> None:
         """Recording was switched on again."""
         self._paused = False
-        pair = self._clocks.latest
-        clock = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
-        self._tell(self.codec.logging(clock), self._clocks.now_ns())
+        self._tell(self.codec.logging(self._clocks.latest), self._clocks.now_ns())
 
     def switched(self, names: Sequence[str]) -> None:
         """Single events were switched on or off."""
@@ -321,8 +319,7 @@ class Stream:
 
     def _first(self, clocks: Clocks, more: Sequence[Item] = ()) -> Beginning:
         """The beginning of the first file."""
-        pair = clocks.start
-        clock = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
+        clock = clocks.start
         return Beginning(
             clock, self._info, self.codec.logging(clock), off=more, cpus=self.codec.cpus()
         )

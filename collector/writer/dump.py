@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tcpkmon.collector.sequencer.clock_pairs import offset_of
 from tcpkmon.collector.writer.tape import Item
 from tcpkmon.formats.base.control import Clock, Trigger
 
@@ -63,6 +64,5 @@ class Dump:
         return [self._follow(item) if isinstance(item, Clock) else item for item in items]
 
     def _follow(self, pair: Clock) -> Clock:
-        offset_ns = pair.realtime_ns - pair.mono_ns
-        step_ns, self.offset_ns = offset_ns - self.offset_ns, offset_ns
-        return replace(pair, step_ns=step_ns)
+        before, self.offset_ns = self.offset_ns, offset_of(pair)
+        return replace(pair, step_ns=self.offset_ns - before)

@@ -104,9 +104,7 @@ class KloggerCodec(Codec):
         self._table = describe_events(info)
         self.order = Queues(info.dtype)
         self.reserve_bytes = (info.requested + info.programs + 8) * NOTE_BYTES
-        pair = clocks.start
-        clock = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
-        self._log = LogFormat.of(_header(info, self._table, clock, {}, 0))
+        self._log = LogFormat.of(_header(info, self._table, clocks.start, {}, 0))
         asked = current.states()
         self._names = FunctionNames(
             info.schema, [(number, event) for number, event in info.events if event.name in asked]
@@ -186,9 +184,7 @@ class KloggerCodec(Codec):
         if beginning.account is not None:
             before = beginning.account.released.get(cpu, (0, 0))[0]
         elif cpu not in segment.cpus:  # it came later: events were switched since
-            pair = self._clocks.latest
-            clock = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
-            notes = self.notes(self.logging(clock), written, ())
+            notes = self.notes(self.logging(self._clocks.latest), written, ())
         own = [note for note in notes if _is_for(note, cpu, segment.cpus)]
         header = _header(beginning.info, self._table, beginning.clock, segment.settings, cpu)
         data, last = _dump(self._log, 0, 0, own, self._clocks.now_ns(), (0, 0))
