@@ -24,9 +24,11 @@ from tcpkmon.collector.sequencer.ordered_batch import Ordered
 from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
 from tcpkmon.collector.writer.codec import Batch, Codec, File, Show, Tail
 from tcpkmon.collector.writer.ledger import Books
+from tcpkmon.collector.writer.noted_tail import open_noted
 from tcpkmon.collector.writer.output_file import Output, find_owner
 from tcpkmon.collector.writer.segment_folder import SegmentFolder, Segments
 from tcpkmon.collector.writer.spool import LIMIT_BYTES, Spool
+from tcpkmon.collector.writer.tail import open_tail
 from tcpkmon.collector.writer.tape import (
     Account,
     Beginning,
@@ -198,8 +200,10 @@ class Stream:
     def open_tail(self, path: str, capture: str, dtype: np.dtype[Any], journal: Journal) -> Tail:
         """The end of the file that go_on() shall go on with: this file, or of a capture that
         rotates its last segment. FileError where there is none, OSError."""
-        folder = self._place if self.segments is not None else None
-        return self.codec.open_tail(folder, path, capture, dtype, journal)
+        folder = self._place if isinstance(self._place, SegmentFolder) else None
+        if self.codec.is_noted:
+            return open_noted(folder, path, capture, journal.files, self.codec)
+        return open_tail(folder.fd if folder else None, path, capture, dtype, journal)
 
     def go_on(
         self,

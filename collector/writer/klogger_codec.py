@@ -24,19 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.collector.linux.syscalls import online_cpus
-from tcpkmon.collector.ring.journal import Journal
 from tcpkmon.collector.ring.points import EVENT_HEAD_BYTES, FIRST_EVENT
 from tcpkmon.collector.sequencer.buffer_pool import Pool
 from tcpkmon.collector.sequencer.clock_pairs import Clocks
 from tcpkmon.collector.sequencer.cpu_queue import Queues
 from tcpkmon.collector.writer.base_events import notes_of, process_notes
 from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
-from tcpkmon.collector.writer.codec import Codec, File, Frame, Segment, Show, Tail
+from tcpkmon.collector.writer.codec import Codec, File, Frame, Segment, Show
 from tcpkmon.collector.writer.function_names import FunctionNames
 from tcpkmon.collector.writer.log_batch import LogBatch, copies
 from tcpkmon.collector.writer.log_folder import LogFolder
 from tcpkmon.collector.writer.note import EVERY_CPU, FIRST_CPU, Note
-from tcpkmon.collector.writer.noted_tail import open_noted
 from tcpkmon.collector.writer.output_file import Owner
 from tcpkmon.collector.writer.segment_folder import LOG_SUFFIX
 from tcpkmon.collector.writer.tape import Item, Logging, Switched
@@ -145,11 +143,6 @@ class KloggerCodec(Codec):
 
     def output(self, path: str | Path, force: bool, owner: Owner | None) -> LogFolder:
         return LogFolder(path, force, owner)
-
-    def open_tail(
-        self, folder: Any, path: str, capture: str, dtype: np.dtype[Any], journal: Journal
-    ) -> Tail:
-        return open_noted(folder, path, capture, journal.files, self)
 
     def numbers_of(self, state: LogState) -> tuple[int, ...]:
         return astuple(state)
