@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tcpkmon.collector.sequencer.clock_pairs import Clocks
+from tcpkmon.collector.sequencer.clock_pairs import Clocks, offset_of
 from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
 from tcpkmon.collector.writer.codec import Batch, Codec, Show
@@ -97,9 +97,9 @@ class Recorder(Stream):
         keeper, first = self._keeper, self._keeper.blocks[0]
         error = self.written.rotation_error
         return {
-            "oldest": first.realtime_ns / 1e9,
+            "oldest": first.clock.realtime_ns / 1e9,
             "newest": self._realtime_ns(self._watermark_ns) / 1e9,
-            "seconds": round((self._watermark_ns - first.mono_ns) / 1e9, 3),
+            "seconds": round((self._watermark_ns - first.clock.mono_ns) / 1e9, 3),
             "records": keeper.passed.total() - first.passed.total(),
             "bytes": keeper.nbytes,
             "limit_bytes": self._keeping.last_bytes,
@@ -174,14 +174,14 @@ class Recorder(Stream):
 
     def _begin_block(self, books: Books) -> None:
         mono_ns = self._watermark_ns
-        realtime_ns = self._realtime_ns(mono_ns)
-        clock = Clock(mono_ns, realtime_ns, self._clocks.latest.uncertainty_ns, 0)
+        uncertainty_ns = self._clocks.latest.uncertainty_ns
+        clock = Clock(mono_ns, self._realtime_ns(mono_ns), uncertainty_ns, 0)
         account = self._account(books)
         off: list[Item] = [*self._off.values(), *([Paused()] if self._paused else [])]
         self._keeper.begin(
             Block(
-                account, self._keeper.passed.copy(), self.codec.logging(clock), off, mono_ns,
-                realtime_ns, self._clocks.now_ns(),
+                account, self._keeper.passed.copy(), self.codec.logging(clock), off, clock,
+                self._clocks.now_ns(),
             )
         )  # fmt: skip
         if self._dump is not None:
@@ -230,11 +230,11 @@ class Recorder(Stream):
         if trigger.number:  # nobody who asks is held back
             self._begun_s.append(time.monotonic())
         block = self._keeper.blocks[0]
-        dump = Dump(self._number, trigger.mono_ns, block.realtime_ns - block.mono_ns)
+        dump = Dump(self._number, trigger.mono_ns, offset_of(block.clock))
         self._spool.put_call(partial(self._writer.begin, self._beginning(dump, block, why)))
         for number, block in enumerate(self._keeper.blocks):
             if number:
-                self._spool.put_control([block.account], block.mono_ns)
+                self._spool.put_control([block.account], block.clock.mono_ns)
             for item in block.items:
                 if isinstance(item, Noted):
                     self._put_noted(dump, item)
@@ -250,7 +250,7 @@ class Recorder(Stream):
         entries = block.passed.total()
         lost = sum(lost for _, lost in released.values())
         written = Written(entries, entries + lost, in_file=block.passed.copy(), segment=dump.number)
-        states, _ = codec.repeat(block.mono_ns, dump.offset_ns)
+        states, _ = codec.repeat(block.clock.mono_ns, dump.offset_ns)
         told = {
             **vars(self._keeping),
             "triggers": [codec.tellable(text) for text in self._keeping.triggers],
@@ -262,11 +262,8 @@ class Recorder(Stream):
         }
         if codec.states is not None:
             told["states"] = len(states) if states is not None else 0
-        clock = Clock(
-            block.mono_ns, block.realtime_ns, self._clocks.latest.uncertainty_ns, 0
-        )
         return Beginning(
-            clock, self._info, block.logging, block.account, block.off,
+            block.clock, self._info, block.logging, block.account, block.off,
             sorted({*codec.cpus(), *(released if codec.per_cpu else ())}), states,
             recorder=told, written=written,
         )  # fmt: skip
