@@ -15,11 +15,10 @@ from pathlib import Path
 from tcpkmon.collector.linux import bpf
 from tcpkmon.collector.loader.socket_iterator import socket_inodes
 from tcpkmon.collector.plan.filters import PIDS
+from tcpkmon.collector.plan.tcp_codegen import INODES as ROOM
 from tcpkmon.formats.base.errors import TcpkmonError
 
 INODES = "existing_inodes"
-ROOM = 16384
-"""KLOGGER_INODES of tcp_codegen.py."""
 SHARED = 1 << 31
 """SHARED_INODE of bpf/include/tcp_identity.h."""
 _FIRST = struct.pack("=I", 0)

@@ -82,7 +82,6 @@ class Decided:
             self.plan,
             copy_size=tcp.socket_bytes if tcp else 0,
             points=events.highest if events else 0,
-            transport=self.transport,
             sheds=self.sheds,
         )
 

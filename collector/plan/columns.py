@@ -48,14 +48,10 @@ class Layout:
         return field_type(self.schema, self.field(name)).kind == "string"
 
 
+@cache
 def load_schema() -> Schema:
     """The schema tcp, as shipped."""
-    return _load(SCHEMATA / "tcp.conf")
-
-
-@cache
-def _load(path: Path) -> Schema:
-    return load([path])
+    return load([SCHEMATA / "tcp.conf"])
 
 
 def smallest_set(tags: Collection[str]) -> str:

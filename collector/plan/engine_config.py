@@ -14,8 +14,6 @@ from tcpkmon.collector.plan.filters import FOLLOWING, MOST_FOLLOWED
 from tcpkmon.collector.plan.named_groups import GROUP_MADE
 from tcpkmon.collector.plan.probes import Plan
 from tcpkmon.collector.ring.points import ACCOUNT, ROWS
-from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
-from tcpkmon.collector.ring.transport import Transport
 from tcpkmon.formats.base.errors import KernelError, UsageError
 from tcpkmon.formats.base.group_names import MOST_GROUPS
 
@@ -48,7 +46,6 @@ class Engine:
     copy_size: int = 0
     rows: int = ROWS
     guards: int = ROWS
-    transport: Transport = DEFAULT_TRANSPORT
     sheds: bool = False
     """A budget may leave out events."""
 
@@ -102,7 +99,6 @@ def make_engine(
     plan: Plan,
     copy_size: int = 0,
     points: int = 0,
-    transport: Transport = DEFAULT_TRANSPORT,
     sheds: bool = False,
 ) -> Engine:
     """The sizes for a plan; points: the highest event id.
@@ -119,7 +115,6 @@ def make_engine(
         copy_size,
         rows=max(ROWS, _round(points + 1)),
         guards=max(ROWS, _round(len(plan.probes))),
-        transport=transport,
         sheds=sheds,
     )
     slot_bytes = 8 + engine.record_size + (copy_size + 7) // 8 * 8

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from tcpkmon.collector.plan.columns import Layout
 from tcpkmon.collector.plan.event_layout import EventLayout, Slot
 from tcpkmon.collector.plan.recorder import STALL
-from tcpkmon.collector.plan.trigger_watch import Hit
 from tcpkmon.collector.plan.triggers import CONDITIONS, TriggerScope, scope_of
 from tcpkmon.collector.ring.points import EVENT_HEAD_BYTES
+from tcpkmon.collector.writer.dump import Hit
 from tcpkmon.formats.base.expressions import Mistake, Name, Parsed, parse, read_all
 from tcpkmon.formats.conditions import Value, names_in
 from tcpkmon.formats.schema import suggest

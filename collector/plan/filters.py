@@ -22,7 +22,7 @@ from typing import Any
 
 from tcpkmon.collector.linux import netns
 from tcpkmon.collector.plan.cgroups import Cgroup, find_cgroup
-from tcpkmon.collector.plan.named_groups import GROUPS_BY_NAME, Named
+from tcpkmon.collector.plan.named_groups import GROUPS_BY_NAME, Named, few
 from tcpkmon.collector.plan.options import (
     FLAG,
     JOINED,
@@ -70,18 +70,10 @@ class Flag(IntFlag):
     USER = 1024
 
 
-def _few(option: str, values: Sequence[Any], most: int) -> list[Any]:
-    """The different ones; UsageError where their map has no room for them."""
-    found = list(dict.fromkeys(values))
-    if len(found) > most:
-        raise UsageError(f"{option}: {len(found):,} of them", f"at most {most:,} fit")
-    return found
-
-
 def _each(make: Callable[[Any], Any], most: int, kind: Kind = SEVERAL) -> Kind:
     """make() of each value; most: what the map of sock_filter.h has room for."""
     return replace(
-        kind, make=lambda name, values: tuple(dict.fromkeys(map(make, _few(name, values, most))))
+        kind, make=lambda name, values: tuple(dict.fromkeys(map(make, few(name, values, most))))
     )
 
 
@@ -166,7 +158,7 @@ def _check_pid(pid: int) -> int:
 def _resolve_all(option: str, names: Sequence[str]) -> tuple[netns.Namespace, ...]:
     spaces: list[netns.Namespace] = []
     try:
-        for name in _few(option, names, 64):
+        for name in few(option, names, 64):
             spaces.append(netns.resolve(name))
     except BaseException:
         for space in spaces:

@@ -23,19 +23,23 @@ NO_USER = 0xFFFFFFFF
 _MOST_PATTERNS, _MOST_CHARACTERS = 64, 512
 
 
+def few(name: str, values: Sequence[Any], most: int = _MOST_PATTERNS) -> list[Any]:
+    """The different ones; UsageError for more."""
+    found = list(dict.fromkeys(values))
+    if len(found) > most:
+        raise UsageError(f"{name}: {len(found):,} of them", f"at most {most:,} fit")
+    return found
+
+
 def _patterns(name: str, values: Any) -> tuple[str, ...]:
-    if len(values) > _MOST_PATTERNS:
-        raise UsageError(f"{name}: {len(values):,} of them", f"at most {_MOST_PATTERNS} fit")
-    for text in values:
+    for text in (chosen := few(name, values)):
         if not text or len(text) > _MOST_CHARACTERS or not text.isprintable():
             raise UsageError(f"{name}: '{text[:80]}' is no name", "as web, or web-*")
-    return tuple(dict.fromkeys(values))
+    return tuple(chosen)
 
 
 def _users(name: str, values: Any) -> tuple[int, ...]:
-    if len(values) > _MOST_PATTERNS:
-        raise UsageError(f"{name}: {len(values):,} of them", f"at most {_MOST_PATTERNS} fit")
-    return tuple(dict.fromkeys(_user(name, text) for text in values))
+    return tuple(dict.fromkeys(_user(name, text) for text in few(name, values)))
 
 
 def _user(name: str, text: str) -> int:

@@ -13,21 +13,21 @@ from tcpkmon.collector.ring.points import FIRST_OWN, ROWS
 from tcpkmon.formats.base.errors import UsageError
 
 WATCHED_BYTES = 64
+INODES = 16384
 
 
 @dataclass(frozen=True)
 class Switches:
     """What a capture needs in the C text beyond its columns and probes.
 
-    enabled: names of the locations to record; watch: columns of --when-changed; connections,
-    inodes: entries of those maps; by_inode: existing sockets are selected by inode (--pid).
+    enabled: names of the locations to record; watch: columns of --when-changed; connections:
+    entries of its map; by_inode: existing sockets are selected by inode (--pid).
     sheds_unchanged: `watch` is for a step of the budget, and is not in force at first.
     """
 
     enabled: tuple[str, ...]
     watch: tuple[str, ...] = ()
     connections: int = 131072
-    inodes: int = 16384
     by_inode: bool = False
     sheds_unchanged: bool = False
 
@@ -45,7 +45,7 @@ def snapshot_lines(
         "KLOGGER_SKB_SIZE": facts.skb_size,
         "KLOGGER_MSS_OVERHEAD": facts.mss_overhead or 0,
         "KLOGGER_CONNECTIONS": switches.connections,
-        "KLOGGER_INODES": switches.inodes,
+        "KLOGGER_INODES": INODES,
         "KLOGGER_BY_INODE": int(switches.by_inode),
         "KLOGGER_LISTENERS": 4096 if switches.by_inode else 1,
         **{f"KLOGGER_{name}": f"{address:#x}ull" for name, address in symbols.items()},

@@ -12,13 +12,13 @@ not, or until the connection ends. It fires once in that time, when it has held 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.collector.plan.triggers import Trigger
+from tcpkmon.collector.writer.dump import Hit
 
 SLOTS = 1 << 16
 """Of so many connections each trigger keeps a state: conn_id modulo SLOTS. Where two connections
@@ -28,17 +28,6 @@ _DESTROY, _STATE_CHANGE, _CLOSED = 11, 4, 7
 _ENDS = {_DESTROY, _STATE_CHANGE}
 
 I64 = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Hit:
-    """A trigger fired. mono_ns: when its condition was met; conn_id: of the first connection, 0 if
-    there is none; count: how many connections or events did at once."""
-
-    number: int
-    mono_ns: int
-    conn_id: int
-    count: int
 
 
 class Watch:

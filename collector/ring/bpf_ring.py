@@ -50,56 +50,6 @@ _HEAD_BYTES = 64
 _HEADER_BYTES = 8
 
 
-class BpfRings:
-    """See collector/ring/transport.py. A record is reserved before it is stamped: no slack."""
-
-    name = "bpf"
-    header = "ring_bpf.h"
-    slack_ns = 0
-    lasts = True
-
-    def check(self) -> None:
-        os.close(self.make_map(_RINGS))
-
-    def row_bytes(self, entry_size: int) -> int:
-        return (entry_size + 7) // 8 * 8 + _HEADER_BYTES
-
-    def make_map(self, name: str) -> int:
-        cpus = possible_cpus()
-        if name == _HEADS:
-            return bpf.map_create(
-                bpf.BPF_MAP_TYPE_ARRAY, 4, _HEAD_BYTES, cpus, bpf.BPF_F_MMAPABLE, name
-            )
-        if name != _RINGS:
-            return 0
-        like = _make_ring(mmap.PAGESIZE)
-        try:
-            return bpf.map_create(bpf.BPF_MAP_TYPE_ARRAY_OF_MAPS, 4, 4, cpus, 0, name, like)
-        finally:
-            os.close(like)
-
-    def open(
-        self,
-        maps: Mapping[str, int],
-        cpu: int,
-        dtype: np.dtype[Any],
-        size_bytes: int,
-        low_water_bytes: int,
-    ) -> BpfRing:
-        row = self.row_bytes(dtype.itemsize)
-        return BpfRing(maps, cpu, dtype, row, size_bytes, low_water_bytes // row)
-
-    def adopt(
-        self, maps: Mapping[str, int], cpu: int, dtype: np.dtype[Any], low_water_bytes: int
-    ) -> BpfRing | None:
-        """The ring that the programs of this CPU have already; None: they have none."""
-        fd = bpf.inner_map(maps[_RINGS], struct.pack("=I", cpu))
-        if fd is None:
-            return None
-        row = self.row_bytes(dtype.itemsize)
-        return BpfRing(maps, cpu, dtype, row, bpf.map_entries(fd), low_water_bytes // row, fd)
-
-
 class BpfRing:
     """One CPU's ring; see CpuRing in transport.py.
 
@@ -212,6 +162,46 @@ class BpfRing:
             self._is_open = False
             del self._head, self._wake_at, self._consumer, self._producer, self._memory
         os.close(self.fd)
+
+
+class BpfRings:
+    """See collector/ring/transport.py. A record is reserved before it is stamped: no slack."""
+
+    name = "bpf"
+    ring = BpfRing
+    header = "ring_bpf.h"
+    slack_ns = 0
+    lasts = True
+
+    def check(self) -> None:
+        os.close(self.make_map(_RINGS))
+
+    def row_bytes(self, entry_size: int) -> int:
+        return (entry_size + 7) // 8 * 8 + _HEADER_BYTES
+
+    def make_map(self, name: str) -> int:
+        cpus = possible_cpus()
+        if name == _HEADS:
+            return bpf.map_create(
+                bpf.BPF_MAP_TYPE_ARRAY, 4, _HEAD_BYTES, cpus, bpf.BPF_F_MMAPABLE, name
+            )
+        if name != _RINGS:
+            return 0
+        like = _make_ring(mmap.PAGESIZE)
+        try:
+            return bpf.map_create(bpf.BPF_MAP_TYPE_ARRAY_OF_MAPS, 4, 4, cpus, 0, name, like)
+        finally:
+            os.close(like)
+
+    def adopt(
+        self, maps: Mapping[str, int], cpu: int, dtype: np.dtype[Any], low_water_bytes: int
+    ) -> BpfRing | None:
+        """The ring that the programs of this CPU have already; None: they have none."""
+        fd = bpf.inner_map(maps[_RINGS], struct.pack("=I", cpu))
+        if fd is None:
+            return None
+        row = self.row_bytes(dtype.itemsize)
+        return BpfRing(maps, cpu, dtype, row, bpf.map_entries(fd), low_water_bytes // row, fd)
 
 
 def _make_ring(size_bytes: int) -> int:

@@ -60,43 +60,6 @@ _DATA_HEAD, _DATA_TAIL = 1024 // 8, 1032 // 8
 """Words of struct perf_event_mmap_page."""
 
 
-class PerfRings:
-    """See collector/ring/transport.py. The head tells of each record under way: no slack."""
-
-    name = "perf"
-    header = "ring_perf.h"
-    slack_ns = 0
-    lasts = False
-
-    def check(self) -> None:
-        try:
-            os.close(_open_event(online_cpus()[0], 1)[0])
-        except OSError as error:
-            raise refused(error, "opening a perf event") from error
-
-    def row_bytes(self, entry_size: int) -> int:
-        return (entry_size + 7) // 8 * 8 + _ROW_MORE
-
-    def make_map(self, name: str) -> int:
-        if name != _HEADS:
-            return 0
-        cpus = possible_cpus()
-        return bpf.map_create(
-            bpf.BPF_MAP_TYPE_ARRAY, 4, _HEAD_BYTES, cpus, bpf.BPF_F_MMAPABLE, name
-        )
-
-    def open(
-        self,
-        maps: Mapping[str, int],
-        cpu: int,
-        dtype: np.dtype[Any],
-        size_bytes: int,
-        low_water_bytes: int,
-    ) -> PerfRing:
-        row = self.row_bytes(dtype.itemsize)
-        return PerfRing(maps, cpu, dtype, row, size_bytes, low_water_bytes // row)
-
-
 class PerfRing:
     """One CPU's ring; see CpuRing in transport.py.
 
@@ -232,6 +195,33 @@ class PerfRing:
     def _counts(self) -> tuple[int, ...]:
         """Value, time enabled, time running [ns], and lost records where the kernel counts them."""
         return struct.unpack("=QQQQ" if self._counts_lost else "=QQQ", os.read(self.fd, 32))
+
+
+class PerfRings:
+    """See collector/ring/transport.py. The head tells of each record under way: no slack."""
+
+    name = "perf"
+    ring = PerfRing
+    header = "ring_perf.h"
+    slack_ns = 0
+    lasts = False
+
+    def check(self) -> None:
+        try:
+            os.close(_open_event(online_cpus()[0], 1)[0])
+        except OSError as error:
+            raise refused(error, "opening a perf event") from error
+
+    def row_bytes(self, entry_size: int) -> int:
+        return (entry_size + 7) // 8 * 8 + _ROW_MORE
+
+    def make_map(self, name: str) -> int:
+        if name != _HEADS:
+            return 0
+        cpus = possible_cpus()
+        return bpf.map_create(
+            bpf.BPF_MAP_TYPE_ARRAY, 4, _HEAD_BYTES, cpus, bpf.BPF_F_MMAPABLE, name
+        )
 
 
 def _open_event(cpu: int, wake_up_bytes: int) -> tuple[int, bool]:

@@ -113,7 +113,7 @@ class Rings(Closing):
     @property
     def rows(self) -> int:
         """How many records a CPU's ring holds."""
-        return self._pages * mmap.PAGESIZE // self.transport.row_bytes(self._dtype.itemsize)
+        return self.buffer_bytes // self.transport.row_bytes(self._dtype.itemsize)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until a ring is due, or for wake(); False after timeout_s."""
@@ -278,10 +278,11 @@ class Rings(Closing):
 
     def _make(self, cpu: int) -> CpuRing | None:
         """A ring for the programs of this CPU; None: it just went offline. Any thread may call."""
-        size_bytes = self._pages * mmap.PAGESIZE
+        row = self.transport.row_bytes(self._dtype.itemsize)
+        low_water = self._low_water_bytes // row
         try:
-            return self.transport.open(
-                self._maps, cpu, self._dtype, size_bytes, self._low_water_bytes
+            return self.transport.ring(
+                self._maps, cpu, self._dtype, row, self.buffer_bytes, low_water
             )
         except OSError as error:
             if error.errno == errno.ENODEV:
@@ -293,10 +294,6 @@ class Rings(Closing):
             self._rings[cpu] = ring
             self._epoll.register(ring.fd, select.EPOLLIN | select.EPOLLET)
 
-    def _remove(self, cpu: int) -> CpuRing:
-        self._rings[cpu].retire()
-        return self._forget(cpu)
-
     def _forget(self, cpu: int) -> CpuRing:
         ring = self._rings.pop(cpu)
         with contextlib.suppress(FileNotFoundError):  # wait() may have done it
@@ -305,7 +302,8 @@ class Rings(Closing):
 
     def _retire(self, cpu: int) -> None:
         """Retire a ring; the next drain() returns what it holds."""
-        ring = self._remove(cpu)
+        self._rings[cpu].retire()
+        ring = self._forget(cpu)
         self._left += ring.drain()
         if self._journal is not None and isinstance(ring, BpfRing):
             self._journal.retire(cpu, ring.read, ring.lost())

@@ -8,10 +8,8 @@ of this room, which has a Transport. rings.py lists the transports and drives th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
-
-import numpy as np
+from collections.abc import Callable
+from typing import Protocol
 
 from tcpkmon.collector.ring.batch import Batch
 
@@ -83,17 +81,10 @@ class Transport(Protocol):
         0 for any other map. KernelError when the kernel refuses.
         """
 
-    def open(
-        self,
-        maps: Mapping[str, int],
-        cpu: int,
-        dtype: np.dtype[Any],
-        size_bytes: int,
-        low_water_bytes: int,
-    ) -> CpuRing:
-        """A ring of at most size_bytes for the programs of this CPU, which have none.
+    @property
+    def ring(self) -> Callable[..., CpuRing]:
+        """The class of its rings. Of maps, a CPU whose programs have none, the type of an entry,
+        row_bytes(), bytes of the ring, and its wake-up threshold in records, at most half a ring.
 
-        Its wake-up threshold is low_water_bytes, at most half a ring. OSError (ENODEV: the CPU is
-        offline), KernelError or PrivilegeError when the kernel refuses, UsageError for a size
-        that cannot be.
+        OSError (ENODEV: the CPU is offline), KernelError or PrivilegeError when the kernel refuses.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,32 +18,21 @@ _READINGS = 5
 Reader = Callable[[], int]
 
 
-@dataclass(frozen=True)
-class ClockPair:
-    """CLOCK_MONOTONIC and CLOCK_REALTIME at one moment, to within `uncertainty_ns`."""
-
-    mono_ns: int
-    realtime_ns: int
-    uncertainty_ns: int
-
-    @property
-    def offset_ns(self) -> int:
-        """Time of day less monotonic time."""
-        return self.realtime_ns - self.mono_ns
-
-
 def read_pair(
     mono: Reader = time.monotonic_ns, real: Reader = time.time_ns, readings: int = _READINGS
-) -> ClockPair:
-    """The best of several readings: the one with the shortest time between its monotonic stamps."""
-    best: ClockPair | None = None
+) -> Clock:
+    """Both clocks at one moment, to within uncertainty_ns: the best of several readings, the one
+    with the shortest time between its monotonic stamps."""
+    pairs = []
     for _ in range(readings):
         before, now, after = mono(), real(), mono()
-        pair = ClockPair((before + after) // 2, now, (after - before + 1) // 2)
-        if best is None or pair.uncertainty_ns < best.uncertainty_ns:
-            best = pair
-    assert best is not None
-    return best
+        pairs.append(Clock((before + after) // 2, now, (after - before + 1) // 2, 0))
+    return min(pairs, key=lambda pair: pair.uncertainty_ns)
+
+
+def offset_of(pair: Clock) -> int:
+    """Time of day less monotonic time."""
+    return pair.realtime_ns - pair.mono_ns
 
 
 class Clocks:
@@ -62,7 +51,7 @@ class Clocks:
         self.start = read_pair(mono, real)
         self.latest = self.start
         """The last pair."""
-        self._offset_ns = self.start.offset_ns
+        self._offset_ns = offset_of(self.start)
 
     @property
     def offset_ns(self) -> int:
@@ -81,18 +70,16 @@ class Clocks:
     def check(self) -> Clock | None:
         """Read the clocks; returns an entry for the file if the time of day was set."""
         entry = self.read()
-        if abs(self.latest.offset_ns - self._offset_ns) <= STEP_NS + self.latest.uncertainty_ns:
+        step_ns = offset_of(entry) - self._offset_ns
+        if abs(step_ns) <= STEP_NS + entry.uncertainty_ns:
             return None
-        entry = replace(entry, step_ns=self.latest.offset_ns - self._offset_ns)
-        self._offset_ns = self.latest.offset_ns
-        return entry
+        self._offset_ns += step_ns
+        return replace(entry, step_ns=step_ns)
 
     def read(self) -> Clock:
         """Read the clocks for an entry; the offset stays."""
         previous, self.latest = self.latest, read_pair(self._mono, self._real)
-        pair = self.latest
-        step_ns = pair.offset_ns - previous.offset_ns
-        return Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, step_ns)
+        return replace(self.latest, step_ns=offset_of(self.latest) - offset_of(previous))
 
     def to_epoch(self, mono_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Monotonic ns to ns since the epoch, with the current offset; arrays of any shape."""

@@ -17,10 +17,7 @@ from numpy.typing import NDArray
 
 from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.collector.sequencer.ordered_batch import I64, LOCATION_WORD, count_places, opaque
-from tcpkmon.collector.sequencer.part import COPY_BYTES, Chunk, Part, cut, joined
-
-# For the callers of this module.
-__all__ = ["COPY_BYTES", "FOREVER_NS", "CpuQueue", "Part", "Queues", "cut"]
+from tcpkmon.collector.sequencer.part import Chunk, Part, cut, joined
 
 FOREVER_NS = 2**63 - 1
 _TIME_OFFSET = 4

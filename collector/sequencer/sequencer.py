@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.collector.sequencer.buffer_pool import PIECE_BYTES, Pool, even
-from tcpkmon.collector.sequencer.cpu_queue import Part, Queues
+from tcpkmon.collector.sequencer.cpu_queue import Queues
 from tcpkmon.collector.sequencer.merge import Share, flows, pick, put, put_rows
 from tcpkmon.collector.sequencer.ordered_batch import (
     I64,
@@ -28,6 +28,7 @@ from tcpkmon.collector.sequencer.ordered_batch import (
     stamp,
     stamp_control,
 )
+from tcpkmon.collector.sequencer.part import Part
 from tcpkmon.formats.base.control import Control, Loss, LossCause, encode_many
 
 SLACK_NS = 100_000

@@ -183,6 +183,11 @@ class Archive:
         return FileIO(fd, "rb+")
 
 
+def tell(text: str) -> None:
+    """Print a line of what the processes do that keep files."""
+    print(f"collect: files: {text}", file=sys.stderr, flush=True)
+
+
 class _Open:
     """A file that pyarrow does not close."""
 

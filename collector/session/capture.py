@@ -31,7 +31,6 @@ from tcpkmon.collector.session.control_socket import open_server
 from tcpkmon.collector.session.counts import Counts
 from tcpkmon.collector.session.existing import Existing
 from tcpkmon.collector.session.failures import Failures
-from tcpkmon.collector.session.overseer import Overseer
 from tcpkmon.collector.session.pulse import Pulse
 from tcpkmon.collector.session.reconciling import Reconciling
 from tcpkmon.collector.session.recording import Recording
@@ -82,7 +81,6 @@ class Session:
         self._clocks = Clocks()
         self._placing = Placing()
         self._failures = Failures(stopping, request.output)
-        self.overseer = Overseer()
         self._marked = 0
 
     def open(self, stack: ExitStack) -> None:
@@ -187,7 +185,7 @@ class Session:
         self._whose.names = Names(self._rights.opener)
         if not self._request.quiet and self._request.verbose:
             say("capturing")
-        self.overseer.ready()
+        self._takeover.overseer.ready()
         if command is not None and not stopping.due():
             try:
                 command.go()
@@ -241,7 +239,8 @@ class Session:
                 self._stream.clock(clock)
             self._checkpoint()
             self._pulse.beat()
-            if not self.overseer.is_there(self._stream.records, self._counts.losses()):
+            overseer = self._takeover.overseer
+            if not overseer.is_there(self._stream.records, self._counts.losses()):
                 self._stopping.ask(EndReason.ASKED)
         for what, do in self._each_round:
             self._failures.optional(what, do)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from contextlib import contextmanager
 from tcpkmon.collector.linux.privileges import User, settle
 from tcpkmon.collector.linux.trusted_files import open_folder
 from tcpkmon.collector.linux.waiting import readable
-from tcpkmon.collector.session.archive import ENDINGS
+from tcpkmon.collector.session.archive import ENDINGS, tell
 from tcpkmon.collector.writer.output_file import trusted_users
 from tcpkmon.collector.writer.own_files import open_own
 from tcpkmon.formats.base.errors import FileError, TcpkmonError
@@ -85,7 +84,7 @@ class Adder:
         while (name := following()) is not None:
             busy(True)
             if deaths >= _TRIES:
-                _say(f"{name} is not added to the dataset: {deaths} processes ended at it")
+                tell(f"{name} is not added to the dataset: {deaths} processes ended at it")
                 deaths = 0
             else:
                 self._add_all(name)
@@ -109,7 +108,7 @@ class Adder:
                 add(Store(self._path), path, name=name)
         except (OSError, TcpkmonError) as error:
             why = (isinstance(error, OSError) and error.strerror) or str(error)
-            _say(f"{name} is not added to the dataset: {_NAMED.sub(name, why)}")
+            tell(f"{name} is not added to the dataset: {_NAMED.sub(name, why)}")
             return not isinstance(error, StoreError)
         return True
 
@@ -129,7 +128,3 @@ class Adder:
             yield f"/proc/self/fd/{fd}"
         finally:
             os.close(fd)
-
-
-def _say(text: str) -> None:
-    print(f"collect: files: {text}", file=sys.stderr, flush=True)

@@ -28,7 +28,7 @@ from tcpkmon.collector.linux.privileges import settle
 from tcpkmon.collector.linux.waiting import readable
 from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.plan.rotation import Rotation
-from tcpkmon.collector.session.archive import Archive
+from tcpkmon.collector.session.archive import Archive, tell
 from tcpkmon.collector.session.command import Identity, find_caller
 from tcpkmon.collector.session.dataset import Adder
 from tcpkmon.collector.session.retention import Retention
@@ -239,7 +239,7 @@ def _keep(
             busy(True)
             name, device, inode = message.split()
             if deaths >= 2 * _TRIES:  # they ended at those of the index before
-                _say(f"{name} stays as it is: {deaths} processes ended at it")
+                tell(f"{name} stays as it is: {deaths} processes ended at it")
                 deaths = 0
             elif name not in old:
                 take(name, (int(device), int(inode)) if int(inode) else None)
@@ -256,13 +256,9 @@ def _give(to: socket.socket | None, name: str, what: str) -> None:
     try:
         to.send(name.encode())
     except BlockingIOError:  # it hangs: what is too old is deleted all the same
-        _say(f"{name} is not {what}: there are too many before it")
+        tell(f"{name} is not {what}: there are too many before it")
     except OSError:  # it has ended
         pass
-
-
-def _say(text: str) -> None:
-    print(f"collect: files: {text}", file=sys.stderr, flush=True)
 
 
 def _become(caller: Identity | None) -> None:

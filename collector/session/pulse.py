@@ -88,11 +88,11 @@ class Pulse(Closing):
 
     def told(self) -> dict[str, Any]:
         """What `tcpkmon status` says: rates, rings, cost. Rates are 0 before the second beat."""
-        first, last = (self._samples[0], self._samples[-1]) if self._samples else (None, None)
-        span_s = last.at_s - first.at_s if first is not None and last is not None else 0.0
         rates = {"records/s": 0.0, "bytes/s": 0.0}
         cpu = 0.0
-        if first is not None and last is not None and span_s > 0:
+        if len(self._samples) > 1:
+            first, last = self._samples[0], self._samples[-1]
+            span_s = last.at_s - first.at_s
             rates["records/s"] = round((last.records - first.records) / span_s, 1)
             rates["bytes/s"] = round((last.nbytes - first.nbytes) / span_s, 1)
             cpu = round(100 * (last.cpu_s - first.cpu_s) / span_s, 1)

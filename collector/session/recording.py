@@ -38,13 +38,7 @@ def open_stream(request: Request) -> Stream:
     if recorder is None:
         return Stream(codec, request.output, request.force, request.rotates)
     _check(request, recorder.triggers)
-    keeping = Keeping(
-        recorder.last_s,
-        recorder.last_bytes,
-        recorder.after_s,
-        recorder.triggers,
-        recorder.dumps_per_hour,
-    )
+    keeping = Keeping(**vars(recorder))
     return Recorder(codec, request.output, keeping, request.force)
 
 

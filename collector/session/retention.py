@@ -13,6 +13,7 @@ from typing import Any
 
 from tcpkmon.collector.plan.rotation import Rotation
 from tcpkmon.collector.writer.own_files import append_line, is_own, open_own
+from tcpkmon.collector.writer.segment_folder import inside
 from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.segments import INDEX, Segment, find_segments, parse_name, read_more
 
@@ -131,7 +132,8 @@ class Retention:
                 if stat.S_ISREG(found.st_mode):
                     yield Kept(segment, found.st_size, found.st_mtime, False)
                 elif stat.S_ISDIR(found.st_mode):
-                    size = sum(one.st_size for _, one in _files_in(name, self._folder))
+                    with inside(name, self._folder) as inner:
+                        size = sum(one.st_size for one in _files_in(inner).values())
                     yield Kept(segment, size, found.st_mtime, True)
 
     def _delete(self, one: Kept, why: str) -> bool:
@@ -149,7 +151,9 @@ class Retention:
         told = self._tell(line)
         try:
             if one.is_folder:
-                _empty(name, self._folder)
+                with inside(name, self._folder) as inner:
+                    for each in _files_in(inner):
+                        os.unlink(each, dir_fd=inner)
                 os.rmdir(name, dir_fd=self._folder)
             else:
                 os.unlink(name, dir_fd=self._folder)
@@ -172,28 +176,7 @@ def _free_bytes(folder: int) -> int:
     return disk.f_bavail * disk.f_frsize
 
 
-def _open_folder(name: str, parent: int) -> int:
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(name, flags, dir_fd=parent)
-
-
-def _files_in(name: str, parent: int) -> list[tuple[str, os.stat_result]]:
-    """The plain files in a folder."""
-    folder = _open_folder(name, parent)
-    try:
-        found = [(one, os.stat(one, dir_fd=folder, follow_symlinks=False))
-                 for one in os.listdir(folder)]  # fmt: skip
-        return [(one, known) for one, known in found if stat.S_ISREG(known.st_mode)]
-    finally:
-        os.close(folder)
-
-
-def _empty(name: str, parent: int) -> None:
-    """Remove the plain files in a folder."""
-    folder = _open_folder(name, parent)
-    try:
-        for inner in os.listdir(folder):
-            if stat.S_ISREG(os.stat(inner, dir_fd=folder, follow_symlinks=False).st_mode):
-                os.unlink(inner, dir_fd=folder)
-    finally:
-        os.close(folder)
+def _files_in(folder: int) -> dict[str, os.stat_result]:
+    """The plain files in a folder, by name."""
+    found = {one: os.stat(one, dir_fd=folder, follow_symlinks=False) for one in os.listdir(folder)}
+    return {one: known for one, known in found.items() if stat.S_ISREG(known.st_mode)}

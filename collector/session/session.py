@@ -67,7 +67,6 @@ def run(request: Request, overseer: Overseer | None = None) -> int:
             kernel = capturing.enter_context(Kernel(prepared, request.filters, takeover.parked))
             session = Session(request, prepared, kernel, stream, status, stopping, command, rights,
                               takeover)  # fmt: skip
-            session.overseer = overseer
             with kernel.loading():
                 session.open(capturing)
             if stopping.due():

@@ -51,7 +51,7 @@ class Takeover(Closing):
     def __init__(
         self, overseer: Overseer, request: Request, prepared: Prepared, stream: Stream
     ) -> None:
-        self._overseer, self._request = overseer, request
+        self.overseer, self._request = overseer, request
         self._prepared, self._stream = prepared, stream
         self._parks = overseer.holds and not why_not(request, prepared)
         self._sent: set[str] = set()
@@ -85,7 +85,7 @@ class Takeover(Closing):
             parked.close()
             if self.journal is not None:
                 self.journal.close()
-            self._overseer.anew(why)
+            self.overseer.anew(why)
         return why
 
     def open_rings(self, kernel: Kernel) -> Rings:
@@ -122,7 +122,7 @@ class Takeover(Closing):
         existing.listed = self.journal.listed if self.journal is not None else 0
         self._stream.go_on(info, kernel, clocks, self._tail, show)
         killed = self._count_killed(rings)
-        self._overseer.went_on(killed)
+        self.overseer.went_on(killed)
         return "its process was killed"
 
     def _count_killed(self, rings: Rings) -> int:
@@ -170,7 +170,7 @@ class Takeover(Closing):
                 **describe(kernel.loaded),
             }
         self._sent |= new.keys()
-        self._overseer.park(state, new)
+        self.overseer.park(state, new)
 
     def detach(self, kernel: Kernel) -> None:
         """Stop recording. What the overseer holds stays attached until it closes it."""

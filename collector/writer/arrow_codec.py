@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.collector.ring.journal import Journal
 from tcpkmon.collector.sequencer.ordered_batch import (
     LOCATION_WORD,
     MonoToEpoch,
     Ordered,
     head_words,
 )
-from tcpkmon.collector.writer.codec import File, Frame, Tail
-from tcpkmon.collector.writer.noted_tail import open_noted
+from tcpkmon.collector.writer.codec import File, Frame
 from tcpkmon.collector.writer.psc_codec import PscCodec
 from tcpkmon.formats.base.control import is_control
 
@@ -52,14 +50,3 @@ class ArrowCodec(PscCodec):
             first = bytes(self._streamed.make_schema(header, self._dtype).serialize())
         controls = is_control(head_words(entries)[:, LOCATION_WORD])
         return first + self._streamed.make_batch(self._schema, entries, controls)
-
-    def open_tail(
-        self, folder: Any, path: str, capture: str, dtype: np.dtype[Any], journal: Journal
-    ) -> Tail:
-        return open_noted(folder, path, capture, journal.files, self)
-
-    def numbers_of(self, state: Any) -> tuple[int, ...]:
-        return (0, 0, 0, 0)
-
-    def open_state(self, numbers: Sequence[int], fd: int, end_bytes: int) -> Any:
-        return None

@@ -24,9 +24,11 @@ from tcpkmon.collector.sequencer.ordered_batch import Ordered
 from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
 from tcpkmon.collector.writer.codec import Batch, Codec, File, Show, Tail
 from tcpkmon.collector.writer.ledger import Books
+from tcpkmon.collector.writer.noted_tail import open_noted
 from tcpkmon.collector.writer.output_file import Output, find_owner
 from tcpkmon.collector.writer.segment_folder import SegmentFolder, Segments
 from tcpkmon.collector.writer.spool import LIMIT_BYTES, Spool
+from tcpkmon.collector.writer.tail import open_tail
 from tcpkmon.collector.writer.tape import (
     Account,
     Beginning,
@@ -166,9 +168,7 @@ class Stream:
     def resume(self) -> None:
         """Recording was switched on again."""
         self._paused = False
-        pair = self._clocks.latest
-        clock = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
-        self._tell(self.codec.logging(clock), self._clocks.now_ns())
+        self._tell(self.codec.logging(self._clocks.latest), self._clocks.now_ns())
 
     def switched(self, names: Sequence[str]) -> None:
         """Single events were switched on or off."""
@@ -200,8 +200,10 @@ class Stream:
     def open_tail(self, path: str, capture: str, dtype: np.dtype[Any], journal: Journal) -> Tail:
         """The end of the file that go_on() shall go on with: this file, or of a capture that
         rotates its last segment. FileError where there is none, OSError."""
-        folder = self._place if self.segments is not None else None
-        return self.codec.open_tail(folder, path, capture, dtype, journal)
+        folder = self._place if isinstance(self._place, SegmentFolder) else None
+        if self.codec.is_noted:
+            return open_noted(folder, path, capture, journal.files, self.codec)
+        return open_tail(folder.fd if folder else None, path, capture, dtype, journal)
 
     def go_on(
         self,
@@ -321,8 +323,7 @@ class Stream:
 
     def _first(self, clocks: Clocks, more: Sequence[Item] = ()) -> Beginning:
         """The beginning of the first file."""
-        pair = clocks.start
-        clock = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
+        clock = clocks.start
         return Beginning(
             clock, self._info, self.codec.logging(clock), off=more, cpus=self.codec.cpus()
         )

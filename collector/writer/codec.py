@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
-
 from tcpkmon.collector.ring.journal import Journal
+from tcpkmon.collector.ring.notes import STATE
 from tcpkmon.collector.sequencer.clock_pairs import Clocks
 from tcpkmon.collector.sequencer.cpu_queue import Queues
 from tcpkmon.collector.sequencer.ordered_batch import Ordered
@@ -234,19 +233,13 @@ class Codec(ABC):
         """The output of a capture that does not rotate."""
         return Output(path, force, owner=owner)
 
-    @abstractmethod
-    def open_tail(
-        self, folder: Any, path: str, capture: str, dtype: np.dtype[Any], journal: Journal
-    ) -> Tail:
-        """The end of the files that go on. folder: of segments, else None. FileError, OSError."""
-
     def numbers_of(self, state: Any) -> tuple[int, ...]:
         """STATE numbers for the journal, of File.state; open_state() makes one of them again."""
-        raise NotImplementedError
+        return (0,) * STATE
 
     def open_state(self, numbers: Sequence[int], fd: int, end_bytes: int) -> Any:
         """The state of a file that goes on there. FileError, OSError."""
-        raise NotImplementedError
+        return None
 
     @abstractmethod
     def kill(self, counts: Mapping[int, int], mono_ns: int) -> Iterable[Any]:

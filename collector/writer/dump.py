@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tcpkmon.collector.sequencer.clock_pairs import offset_of
 from tcpkmon.collector.writer.tape import Item
 from tcpkmon.formats.base.control import Clock, Trigger
 
@@ -17,13 +18,24 @@ MORE = 0xFFFF
 
 @dataclass(frozen=True)
 class Keeping:
-    """What to keep, and how much a dump has; see collector/plan/recorder.py. triggers: texts."""
+    """What to keep, and how much a dump has: collector/plan/recorder.py has its options."""
 
     last_s: float | None
     last_bytes: int
     after_s: float
     triggers: Sequence[str]
     dumps_per_hour: int
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A trigger fired. mono_ns: when its condition was met; conn_id: of the first connection, 0 if
+    there is none; count: how many connections or events did at once."""
+
+    number: int
+    mono_ns: int
+    conn_id: int
+    count: int
 
 
 @dataclass
@@ -52,6 +64,5 @@ class Dump:
         return [self._follow(item) if isinstance(item, Clock) else item for item in items]
 
     def _follow(self, pair: Clock) -> Clock:
-        offset_ns = pair.realtime_ns - pair.mono_ns
-        step_ns, self.offset_ns = offset_ns - self.offset_ns, offset_ns
-        return replace(pair, step_ns=step_ns)
+        before, self.offset_ns = self.offset_ns, offset_of(pair)
+        return replace(pair, step_ns=self.offset_ns - before)

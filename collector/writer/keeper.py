@@ -19,6 +19,7 @@ from tcpkmon.collector.writer.codec import Batch
 from tcpkmon.collector.writer.states import States
 from tcpkmon.collector.writer.tape import Account, Item
 from tcpkmon.collector.writer.written import Place
+from tcpkmon.formats.base.control import Clock
 
 BLOCKS = 8
 """A block is at most this part of the window's bytes."""
@@ -39,17 +40,16 @@ class Block:
     """A part of the window.
 
     account: the ledger at its beginning. passed: the records before it. logging, off: what is
-    logged, what is switched off, and the budget's step. mono_ns, realtime_ns: the time up to which
-    all records come before it. from_ns: when the ledger was read: all that was lost later is lost
-    in the window.
+    logged, what is switched off, and the budget's step. clock: the time up to which all records
+    come before it. from_ns: when the ledger was read: all that was lost later is lost in the
+    window.
     """
 
     account: Account
     passed: Counter[Place]
     logging: Sequence[Item]
     off: Sequence[Item]
-    mono_ns: int
-    realtime_ns: int
+    clock: Clock
     from_ns: int
     items: list[Batch | Noted] = field(default_factory=list)
     nbytes: int = 0
@@ -79,11 +79,10 @@ class Keeper:
 
     def begin(self, block: Block) -> None:
         """Begin a block, and evict those that are too old."""
-        mono_ns = block.mono_ns
         self.blocks.append(block)
+        oldest_ns = 0 if self._last_ns is None else block.clock.mono_ns - self._last_ns
         while len(self.blocks) > 1 and (
-            self.nbytes > self._last_bytes
-            or (self._last_ns is not None and self.blocks[1].mono_ns <= mono_ns - self._last_ns)
+            self.nbytes > self._last_bytes or self.blocks[1].clock.mono_ns <= oldest_ns
         ):
             self._evict(self.blocks.popleft())
 

@@ -24,19 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.collector.linux.syscalls import online_cpus
-from tcpkmon.collector.ring.journal import Journal
 from tcpkmon.collector.ring.points import EVENT_HEAD_BYTES, FIRST_EVENT
 from tcpkmon.collector.sequencer.buffer_pool import Pool
 from tcpkmon.collector.sequencer.clock_pairs import Clocks
 from tcpkmon.collector.sequencer.cpu_queue import Queues
 from tcpkmon.collector.writer.base_events import notes_of, process_notes
 from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
-from tcpkmon.collector.writer.codec import Codec, File, Frame, Segment, Show, Tail
+from tcpkmon.collector.writer.codec import Codec, File, Frame, Segment, Show
 from tcpkmon.collector.writer.function_names import FunctionNames
 from tcpkmon.collector.writer.log_batch import LogBatch, copies
 from tcpkmon.collector.writer.log_folder import LogFolder
 from tcpkmon.collector.writer.note import EVERY_CPU, FIRST_CPU, Note
-from tcpkmon.collector.writer.noted_tail import open_noted
 from tcpkmon.collector.writer.output_file import Owner
 from tcpkmon.collector.writer.segment_folder import LOG_SUFFIX
 from tcpkmon.collector.writer.tape import Item, Logging, Switched
@@ -104,9 +102,7 @@ class KloggerCodec(Codec):
         self._table = describe_events(info)
         self.order = Queues(info.dtype)
         self.reserve_bytes = (info.requested + info.programs + 8) * NOTE_BYTES
-        pair = clocks.start
-        clock = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
-        self._log = LogFormat.of(_header(info, self._table, clock, {}, 0))
+        self._log = LogFormat.of(_header(info, self._table, clocks.start, {}, 0))
         asked = current.states()
         self._names = FunctionNames(
             info.schema, [(number, event) for number, event in info.events if event.name in asked]
@@ -148,11 +144,6 @@ class KloggerCodec(Codec):
     def output(self, path: str | Path, force: bool, owner: Owner | None) -> LogFolder:
         return LogFolder(path, force, owner)
 
-    def open_tail(
-        self, folder: Any, path: str, capture: str, dtype: np.dtype[Any], journal: Journal
-    ) -> Tail:
-        return open_noted(folder, path, capture, journal.files, self)
-
     def numbers_of(self, state: LogState) -> tuple[int, ...]:
         return astuple(state)
 
@@ -186,9 +177,7 @@ class KloggerCodec(Codec):
         if beginning.account is not None:
             before = beginning.account.released.get(cpu, (0, 0))[0]
         elif cpu not in segment.cpus:  # it came later: events were switched since
-            pair = self._clocks.latest
-            clock = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
-            notes = self.notes(self.logging(clock), written, ())
+            notes = self.notes(self.logging(self._clocks.latest), written, ())
         own = [note for note in notes if _is_for(note, cpu, segment.cpus)]
         header = _header(beginning.info, self._table, beginning.clock, segment.settings, cpu)
         data, last = _dump(self._log, 0, 0, own, self._clocks.now_ns(), (0, 0))

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.collector.sequencer.buffer_pool import Pool
-from tcpkmon.collector.sequencer.cpu_queue import Part
 from tcpkmon.collector.sequencer.ordered_batch import LOCATION_WORD, count_places, head_words
+from tcpkmon.collector.sequencer.part import Part
 from tcpkmon.collector.writer.written import Place, Tally
 
 

@@ -16,13 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from tcpkmon.collector.ring.journal import Journal
 from tcpkmon.collector.sequencer.clock_pairs import Clocks
 from tcpkmon.collector.sequencer.cpu_queue import Queues
 from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
-from tcpkmon.collector.writer.codec import Codec, File, Frame, Segment, Show, Tail
+from tcpkmon.collector.writer.codec import Codec, File, Frame, Segment, Show
 from tcpkmon.collector.writer.magnet_records import MagnetBatch, Packing
-from tcpkmon.collector.writer.noted_tail import open_noted
 from tcpkmon.collector.writer.tape import Account, Check, Finish, Item, Marks
 from tcpkmon.collector.writer.written import Written
 from tcpkmon.formats.base.changes import ChangeKind
@@ -108,11 +106,6 @@ class MagnetCodec(Codec):
         missing = [count for _, _, count in tails]
         last = {cpu: first + count - 1 for cpu, first, count in tails}
         return (self._packing.missing(missing, LossCause.KILLED, mono_ns, last),) if tails else ()
-
-    def open_tail(
-        self, folder: Any, path: str, capture: str, dtype: np.dtype[Any], journal: Journal
-    ) -> Tail:
-        return open_noted(folder, path, capture, journal.files, self)
 
     def numbers_of(self, state: MagnetState) -> tuple[int, ...]:
         return state.controls, state.before, state.block.count, self.unit

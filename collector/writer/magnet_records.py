@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from tcpkmon.collector.ring.points import EVENT_HEAD_BYTES
 from tcpkmon.collector.sequencer.buffer_pool import even
-from tcpkmon.collector.sequencer.cpu_queue import Part
 from tcpkmon.collector.sequencer.merge import Share, flows
 from tcpkmon.collector.sequencer.ordered_batch import LOCATION_WORD
+from tcpkmon.collector.sequencer.part import Part
 from tcpkmon.collector.writer.written import Place, Tally
 from tcpkmon.formats.base.control import LossCause
 from tcpkmon.formats.klogger.table import NUMBERS

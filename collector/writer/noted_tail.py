@@ -18,7 +18,12 @@ from tcpkmon.collector.ring.notes import FileNote, Notes
 from tcpkmon.collector.writer.codec import ALL, Codec, Left, Tail
 from tcpkmon.collector.writer.output_file import trusted_users
 from tcpkmon.collector.writer.own_files import is_own
-from tcpkmon.collector.writer.segment_folder import LOG_NAME, SegmentFolder, take_over_file
+from tcpkmon.collector.writer.segment_folder import (
+    LOG_NAME,
+    SegmentFolder,
+    inside,
+    take_over_file,
+)
 from tcpkmon.collector.writer.written import Written
 from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.base.segments import find_segments, hidden
@@ -46,7 +51,7 @@ def open_noted(
             return _open(lambda _: open_no_link(path, _FILE, trusted_users()), path, notes, codec)
         folder = open_no_link(path, _FOLDER, trusted_users())
         try:
-            return _open(_inside(folder), path, notes, codec)
+            return _open(_files_of(folder), path, notes, codec)
         finally:
             os.close(folder)
     name = notes.name
@@ -60,11 +65,8 @@ def open_noted(
         if one.number == number + 1:
             segments.drop(one.name)
     if codec.per_cpu:
-        inside = os.open(hidden(name), _FOLDER, dir_fd=segments.fd)
-        try:
-            tail = _open(_inside(inside), name, notes, codec)
-        finally:
-            os.close(inside)
+        with inside(hidden(name), segments.fd) as folder:
+            tail = _open(_files_of(folder), name, notes, codec)
     else:
         there = segments.fd
         tail = _open(lambda _: os.open(hidden(name), _FILE, dir_fd=there), name, notes, codec)
@@ -73,7 +75,7 @@ def open_noted(
     return tail
 
 
-def _inside(folder: int) -> _Open:
+def _files_of(folder: int) -> _Open:
     """Opens files of a log in this folder."""
 
     def open_file(cpu: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.collector.ring.journal import Journal, Note
+from tcpkmon.collector.ring.journal import Note
 from tcpkmon.collector.sequencer.clock_pairs import Clocks
 from tcpkmon.collector.sequencer.ordered_batch import (
     MonoToEpoch,
@@ -28,10 +28,9 @@ from tcpkmon.collector.sequencer.ordered_batch import (
 )
 from tcpkmon.collector.sequencer.sequencer import Sequencer
 from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
-from tcpkmon.collector.writer.codec import Codec, File, Frame, Look, Segment, Show, Tail
+from tcpkmon.collector.writer.codec import Codec, File, Frame, Look, Segment, Show
 from tcpkmon.collector.writer.ledger import reserve_bytes
 from tcpkmon.collector.writer.states import MOST, States
-from tcpkmon.collector.writer.tail import open_last_segment, open_tail
 from tcpkmon.collector.writer.tape import Account, Finish, Item, Marks
 from tcpkmon.collector.writer.written import Written
 from tcpkmon.formats.base.control import (
@@ -107,13 +106,6 @@ class PscCodec(Codec):
             times_ns = states.entries["time_ns"].astype(np.int64)
             stamp(states.entries, states.seqs, times_ns, lambda ns: ns + offset_ns)
         return states, known
-
-    def open_tail(
-        self, folder: Any, path: str, capture: str, dtype: np.dtype[Any], journal: Journal
-    ) -> Tail:
-        if folder is None:
-            return open_tail(path, dtype, journal)
-        return open_last_segment(folder.fd, capture, dtype, journal)
 
     def head(self, segment: Segment, cpu: int, written: Written) -> Frame:
         beginning, settings = segment.beginning, dict(segment.settings)

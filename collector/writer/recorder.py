@@ -15,15 +15,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from tcpkmon.collector.sequencer.clock_pairs import Clocks
+from tcpkmon.collector.sequencer.clock_pairs import Clocks, offset_of
 from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
 from tcpkmon.collector.writer.codec import Batch, Codec, Show
-from tcpkmon.collector.writer.dump import MORE, Dump, Keeping
+from tcpkmon.collector.writer.dump import MORE, Dump, Hit, Keeping
 from tcpkmon.collector.writer.keeper import Block, Keeper, Noted
 from tcpkmon.collector.writer.ledger import Books
 from tcpkmon.collector.writer.spool import LIMIT_BYTES
@@ -34,19 +34,6 @@ from tcpkmon.formats.base.control import Clock, EndReason, Trigger
 HOUR_S = 3600.0
 LONGEST = 4
 """Later triggers lengthen a dump, to so many times `after` from its first trigger."""
-
-
-class Fired(Protocol):
-    """A trigger fired: collector/plan/trigger_watch.py."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def mono_ns(self) -> int: ...
-    @property
-    def conn_id(self) -> int: ...
-    @property
-    def count(self) -> int: ...
 
 
 class Recorder(Stream):
@@ -110,9 +97,9 @@ class Recorder(Stream):
         keeper, first = self._keeper, self._keeper.blocks[0]
         error = self.written.rotation_error
         return {
-            "oldest": first.realtime_ns / 1e9,
+            "oldest": first.clock.realtime_ns / 1e9,
             "newest": self._realtime_ns(self._watermark_ns) / 1e9,
-            "seconds": round((self._watermark_ns - first.mono_ns) / 1e9, 3),
+            "seconds": round((self._watermark_ns - first.clock.mono_ns) / 1e9, 3),
             "records": keeper.passed.total() - first.passed.total(),
             "bytes": keeper.nbytes,
             "limit_bytes": self._keeping.last_bytes,
@@ -167,7 +154,7 @@ class Recorder(Stream):
             return
         self.records += batch.records
         counts = self._keeper.add(batch)
-        hits: Sequence[Fired] = ()
+        hits: Sequence[Hit] = ()
         if self.watch is not None:
             hits = self.codec.look(self.watch.feed, batch, parts, counts)
         if self._dump is not None:
@@ -187,14 +174,14 @@ class Recorder(Stream):
 
     def _begin_block(self, books: Books) -> None:
         mono_ns = self._watermark_ns
-        realtime_ns = self._realtime_ns(mono_ns)
-        clock = Clock(mono_ns, realtime_ns, self._clocks.latest.uncertainty_ns, 0)
+        uncertainty_ns = self._clocks.latest.uncertainty_ns
+        clock = Clock(mono_ns, self._realtime_ns(mono_ns), uncertainty_ns, 0)
         account = self._account(books)
         off: list[Item] = [*self._off.values(), *([Paused()] if self._paused else [])]
         self._keeper.begin(
             Block(
-                account, self._keeper.passed.copy(), self.codec.logging(clock), off, mono_ns,
-                realtime_ns, self._clocks.now_ns(),
+                account, self._keeper.passed.copy(), self.codec.logging(clock), off, clock,
+                self._clocks.now_ns(),
             )
         )  # fmt: skip
         if self._dump is not None:
@@ -203,7 +190,7 @@ class Recorder(Stream):
     def _realtime_ns(self, mono_ns: int) -> int:
         return int(self._clocks.to_epoch(np.array([mono_ns]))[0])
 
-    def _fire(self, hits: Sequence[Fired]) -> None:
+    def _fire(self, hits: Sequence[Hit]) -> None:
         for hit in hits:
             now_ns = self._clocks.now_ns()
             told = Trigger(hit.number, hit.mono_ns, hit.conn_id, now_ns, hit.count, 0)
@@ -243,11 +230,11 @@ class Recorder(Stream):
         if trigger.number:  # nobody who asks is held back
             self._begun_s.append(time.monotonic())
         block = self._keeper.blocks[0]
-        dump = Dump(self._number, trigger.mono_ns, block.realtime_ns - block.mono_ns)
+        dump = Dump(self._number, trigger.mono_ns, offset_of(block.clock))
         self._spool.put_call(partial(self._writer.begin, self._beginning(dump, block, why)))
         for number, block in enumerate(self._keeper.blocks):
             if number:
-                self._spool.put_control([block.account], block.mono_ns)
+                self._spool.put_control([block.account], block.clock.mono_ns)
             for item in block.items:
                 if isinstance(item, Noted):
                     self._put_noted(dump, item)
@@ -263,7 +250,7 @@ class Recorder(Stream):
         entries = block.passed.total()
         lost = sum(lost for _, lost in released.values())
         written = Written(entries, entries + lost, in_file=block.passed.copy(), segment=dump.number)
-        states, _ = codec.repeat(block.mono_ns, dump.offset_ns)
+        states, _ = codec.repeat(block.clock.mono_ns, dump.offset_ns)
         told = {
             **vars(self._keeping),
             "triggers": [codec.tellable(text) for text in self._keeping.triggers],
@@ -275,11 +262,8 @@ class Recorder(Stream):
         }
         if codec.states is not None:
             told["states"] = len(states) if states is not None else 0
-        clock = Clock(
-            block.mono_ns, block.realtime_ns, self._clocks.latest.uncertainty_ns, 0
-        )
         return Beginning(
-            clock, self._info, block.logging, block.account, block.off,
+            block.clock, self._info, block.logging, block.account, block.off,
             sorted({*codec.cpus(), *(released if codec.per_cpu else ())}), states,
             recorder=told, written=written,
         )  # fmt: skip

@@ -61,7 +61,7 @@ class SegmentFolder(OutputFolder):
             return os.dup(self.fd)
         if request == FILE:
             segment, _, cpu = data.decode().rpartition("/")
-            with _inside(hidden(_check(segment)), self.fd) as folder:
+            with inside(hidden(_check(segment)), self.fd) as folder:
                 return self._make_file(f"{LOG_NAME}{int(cpu)}", folder)
         name = hidden(_check(data.decode()))
         if request == DROP:
@@ -93,14 +93,14 @@ class SegmentFolder(OutputFolder):
         if not stat.S_ISDIR(os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode):
             os.unlink(name, dir_fd=self.fd)
             return
-        with _inside(name, self.fd) as folder:
+        with inside(name, self.fd) as folder:
             for inner in os.listdir(folder):
                 os.unlink(inner, dir_fd=folder)
         os.rmdir(name, dir_fd=self.fd)
 
     def _seal(self, name: str, line: Mapping[str, Any]) -> None:
         if name.endswith(LOG_SUFFIX):
-            with suppress(OSError), _inside(hidden(name), self.fd) as folder:
+            with suppress(OSError), inside(hidden(name), self.fd) as folder:
                 os.fsync(folder)
         try:
             rename_new(self.fd, hidden(name), name)
@@ -274,7 +274,7 @@ class Segments:
 
 
 @contextmanager
-def _inside(name: str, parent: int) -> Iterator[int]:
+def inside(name: str, parent: int) -> Iterator[int]:
     """The descriptor of a folder in another, which no link leads to."""
     folder = os.open(name, _FOLDER, dir_fd=parent)
     try:

@@ -9,6 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tcpkmon.collector.writer.codec import Batch
 from tcpkmon.collector.writer.tape import Item
@@ -39,20 +40,12 @@ class _Gap:
 
 
 @dataclass
-class _Entries:
-    items: Sequence[Item]
-    mono_ns: int
-    reserved: bool
-    sync: bool
-
-
-@dataclass
 class _Call:
     do: Callable[[], object]
 
 
-_Item = _Gap | _Entries | _Call
-_ITEMS = (_Gap, _Entries, _Call)
+_Item = _Gap | _Call
+_ITEMS = (_Gap, _Call)
 
 
 class Spool:
@@ -130,7 +123,8 @@ class Spool:
             self._raise_failure()
             if not (reserved or always) and self._bytes + CONTROL_COST_BYTES > self._limit_bytes:
                 return False
-            self._add(_Entries(items, mono_ns, reserved, sync), CONTROL_COST_BYTES)
+            write = partial(self._write, items, mono_ns, reserved, sync)
+            self._add(_Call(write), CONTROL_COST_BYTES)
             return True
 
     def put_call(self, do: Callable[[], object]) -> None:
@@ -229,10 +223,6 @@ class Spool:
         if isinstance(item, _Gap):
             cost = 0
             self._writer.skip(LossCause.QUEUE_FULL, item.numbers, item.counts, item.last)
-        elif isinstance(item, _Entries):
-            self._writer.control(item.items, item.mono_ns, reserved=item.reserved)
-            if item.sync:
-                self._writer.sync()
         elif isinstance(item, _Call):
             item.do()
         else:
@@ -248,6 +238,11 @@ class Spool:
         for do in ready:
             do()
         return True
+
+    def _write(self, items: Sequence[Item], mono_ns: int, reserved: bool, sync: bool) -> None:
+        self._writer.control(items, mono_ns, reserved=reserved)
+        if sync:
+            self._writer.sync()
 
     def _is_behind(self) -> bool:
         """Whether to write through the page cache: see BEHIND."""

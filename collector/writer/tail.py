@@ -68,17 +68,21 @@ class _Counts:
     offset_ns: int | None = None
 
 
-def open_tail(path: str, dtype: np.dtype[Any], journal: Journal) -> Tail:
-    """Of a file that is no segment. FileError, OSError."""
+def open_tail(
+    folder: int | None, path: str, capture: str, dtype: np.dtype[Any], journal: Journal
+) -> Tail:
+    """Of a capture's last segment in a folder, or of a file that is none. FileError, OSError."""
+    if folder is not None:
+        return _open_last_segment(folder, capture, dtype, journal)
     fd = open_no_link(path, _FLAGS, trusted_users())
     try:
-        return read_tail(fd, path, dtype, journal)
+        return _read_tail(fd, path, dtype, journal)
     except FileError:
         os.close(fd)
         raise
 
 
-def open_last_segment(folder: int, capture: str, dtype: np.dtype[Any], journal: Journal) -> Tail:
+def _open_last_segment(folder: int, capture: str, dtype: np.dtype[Any], journal: Journal) -> Tail:
     """Of a capture's last segment that has a beginning. A later one, which has none, is removed.
 
     FileError where there is none, OSError.
@@ -89,7 +93,7 @@ def open_last_segment(folder: int, capture: str, dtype: np.dtype[Any], journal: 
         fd = os.open(hidden(one.name), _FLAGS, dir_fd=folder)
         try:
             take_over_file(fd, one.name)
-            tail = read_tail(fd, one.name, dtype, journal)
+            tail = _read_tail(fd, one.name, dtype, journal)
             if tail.capture != capture:
                 raise FileError(f"{one.name} is of another capture")
         except FileError as error:
@@ -105,7 +109,7 @@ def open_last_segment(folder: int, capture: str, dtype: np.dtype[Any], journal: 
     raise FileError(why or "its last file is not there")
 
 
-def read_tail(fd: int, name: str, dtype: np.dtype[Any], journal: Journal) -> Tail:
+def _read_tail(fd: int, name: str, dtype: np.dtype[Any], journal: Journal) -> Tail:
     """The end of a file with entries of this type. FileError where nobody can go on with it."""
     try:
         return _Reader(fd, dtype, journal).read(name)

@@ -120,7 +120,7 @@ class Source:
         self.row = transport.row_bytes(ENTRY)
         """Bytes of a record in the ring."""
         btf = Btf.from_kernel()
-        engine = make_engine(ENTRY, Plan((), {}), transport=transport)
+        engine = make_engine(ENTRY, Plan((), {}))
         text = read_texts((), transport.header)
         lines = [kernel_types.make(btf, text), *engine.lines(Plan((), {})), text, PROGRAM]
         image = compile_text("\n".join(lines) + "\n", ["rings_send", "rings_hold"])

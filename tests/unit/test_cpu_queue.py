@@ -17,8 +17,9 @@ from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.collector.sequencer import part as parts
 from tcpkmon.collector.sequencer import sequencer
 from tcpkmon.collector.sequencer.buffer_pool import Pool
-from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS, CpuQueue, Queues, cut
+from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS, CpuQueue, Queues
 from tcpkmon.collector.sequencer.ordered_batch import Ordered
+from tcpkmon.collector.sequencer.part import cut
 from tests.unit.ordering import Whole
 from tests.unit.test_sequencer import CLASSIC, FULL, LOSS, check_stream, make_rows
 

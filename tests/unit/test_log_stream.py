@@ -8,7 +8,8 @@ import pytest
 
 from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.collector.sequencer.buffer_pool import Pool
-from tcpkmon.collector.sequencer.cpu_queue import COPY_BYTES, FOREVER_NS, Queues
+from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS, Queues
+from tcpkmon.collector.sequencer.part import COPY_BYTES
 from tcpkmon.collector.writer.log_batch import copies
 from tests.unit.test_sequencer import FULL, make_rows
 

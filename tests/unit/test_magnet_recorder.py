@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import tcpkmon
-from tcpkmon.collector.plan.trigger_watch import Hit
-from tcpkmon.collector.writer.dump import MOST_TOLD, Keeping
+from tcpkmon.collector.writer.dump import MOST_TOLD, Hit, Keeping
 from tcpkmon.collector.writer.recorder import Recorder
 from tcpkmon.collector.writer.stream import STREAMS
 from tcpkmon.formats.base.control import Change, EndReason, Mark

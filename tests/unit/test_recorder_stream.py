@@ -17,8 +17,7 @@ from tcpkmon.collector.commands import collect
 from tcpkmon.collector.commands.status import in_words
 from tcpkmon.collector.plan.recorder import parse_last
 from tcpkmon.collector.plan.request import Request, check_request
-from tcpkmon.collector.plan.trigger_watch import Hit
-from tcpkmon.collector.writer.dump import MOST_TOLD, Keeping
+from tcpkmon.collector.writer.dump import MOST_TOLD, Hit, Keeping
 from tcpkmon.collector.writer.file_sink import FileSink
 from tcpkmon.collector.writer.recorder import Recorder
 from tcpkmon.collector.writer.stream import STREAMS

@@ -15,7 +15,7 @@ import pytest
 
 import tcpkmon
 from tcpkmon.collector.linux.first_process import find_cpu_clock
-from tcpkmon.collector.plan.trigger_watch import Hit
+from tcpkmon.collector.writer.dump import Hit
 from tcpkmon.collector.writer.ledger import Books
 from tcpkmon.formats.anonymise.kinds import DEFAULT
 from tcpkmon.formats.anonymise.run import anonymise
