@@ -44,7 +44,8 @@ class Piece:
                 while done < len(view):
                     count = os.preadv(file.fileno(), [view[done:]], offset + done)
                     if not count:
-                        raise DamagedError(f"{self.path}: the file became shorter meanwhile")
+                        what = "the file became shorter while it was read"
+                        raise DamagedError(f"{self.path}: {what}")
                     done += count
         except OSError as error:
             raise FileError(f"cannot read {self.path}: {error.strerror}") from error

@@ -69,7 +69,7 @@ def repair_file(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Re
 
 def _write_header(capture: Capture, to: IO[bytes]) -> None:
     """The header as it was: it could be decoded, so every byte of it is worth keeping."""
-    to.write(capture.raw(0, capture.data_offset))
+    to.write(capture.read_at(0, capture.data_offset))
 
 
 def _copy(capture: Capture, to: IO[bytes]) -> None:
