@@ -33,7 +33,7 @@ _ENTRY = struct.Struct(f"<Q{_PART_BYTES}s")
 
 
 @dataclass(frozen=True)
-class Named(Control):
+class GroupPart(Control):
     """A part of what a group is. text: at most 32 bytes, ASCII."""
 
     location: ClassVar[int] = 239
@@ -47,24 +47,24 @@ class Named(Control):
         return _WORDS.unpack(_ENTRY.pack(self.id, self.text))
 
     @classmethod
-    def from_words(cls, callvalue: int, words: Sequence[int]) -> Named:
+    def from_words(cls, callvalue: int, words: Sequence[int]) -> GroupPart:
         number, text = _ENTRY.unpack(_WORDS.pack(*words))
         return cls(callvalue >> 16, callvalue & 0xFFFF, number, text.rstrip(b"\0"))
 
 
-def entries_of(number: int, group: Group) -> Iterator[Named]:
+def entries_of(number: int, group: Group) -> Iterator[GroupPart]:
     """The control entries that tell of a group."""
     text = json.dumps(group.told(), separators=(",", ":")).encode()
     if len(text) > MOST_TEXT:
         text = json.dumps({"path": "…/" + group.path[-MOST_TEXT // 12 :]}).encode()
     pieces = [text[at : at + _PART_BYTES] for at in range(0, len(text), _PART_BYTES)]
     for part, piece in enumerate(pieces):
-        yield Named(part, len(pieces), number, piece)
+        yield GroupPart(part, len(pieces), number, piece)
 
 
-def unknown_entry(count: int) -> list[Named]:
+def unknown_entry(count: int) -> list[GroupPart]:
     """The control entry that tells how many groups came and went unseen."""
-    return [Named(0, 1, 0, b'{"%s":%d}' % (UNKNOWN.encode(), count))]
+    return [GroupPart(0, 1, 0, b'{"%s":%d}' % (UNKNOWN.encode(), count))]
 
 
 class Groups:
@@ -101,7 +101,7 @@ class Groups:
 
     def feed(self, entry: Control) -> None:
         """The next control entry, of any kind."""
-        if not isinstance(entry, Named):
+        if not isinstance(entry, GroupPart):
             return
         if not entry.part:
             self._open[entry.id] = []

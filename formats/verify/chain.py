@@ -23,7 +23,7 @@ from tcpkmon.formats.base.segments import (
     parse_name,
     read_index,
 )
-from tcpkmon.formats.verify.named import Named
+from tcpkmon.formats.verify.listed import Listed
 from tcpkmon.formats.verify.report import DOES_NOT_ADD_UP, LOSSES, Problems, Report
 from tcpkmon.formats.verify.segment import UNKNOWN, Part
 
@@ -42,7 +42,7 @@ class _Capture:
     """Those that are Parquet without a proof."""
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Records in a segment, and how many were lost, as they were when it was sealed."""
-    named: Named = field(default_factory=Named)
+    listed: Listed = field(default_factory=Listed)
     strangers: dict[str, str] = field(default_factory=dict)
     """By name, those of which the index says that they are of another capture, and which."""
     first_told: int = 0
@@ -97,10 +97,10 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
     lines, has_all = read_index(folder)
     left_out = False
     of_names: dict[str, str] = {}
-    named = Named()
+    listed = Listed()
     for line in lines:
         name, number = line.get("name"), line.get("number")
-        named.told(line)
+        listed.told(line)
         if not isinstance(name, str) or not isinstance(number, int):
             continue
         capture_id = str(line.get("capture"))
@@ -116,7 +116,7 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
     here = {segment.original for segment in segments}
     gone: list[str] = []
     for capture_id, capture in captures.items():
-        capture.named = named
+        capture.listed = listed
         capture.strangers = {
             segment.name: told
             for segment, _, _ in capture.parts.values()
@@ -226,7 +226,7 @@ class _Chain:
     def _compare(self, segment: Segment, found: Report, number: int) -> None:
         """The segment has what the index counted when it was sealed, and digested when packed."""
         is_whole = not found.problems_total and found.proven_end
-        for what in self._capture.named.differences(segment, self._report.path, is_whole):
+        for what in self._capture.listed.differences(segment, self._report.path, is_whole):
             self._problems.add_header(f"{segment.name}: {what}")
         counts = self._capture.counts.get(number)
         if counts is None or not is_whole:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from tcpkmon.formats.base.control import Change, Trigger
-from tcpkmon.formats.base.reconciled import What
+from tcpkmon.formats.base.reconciled import Reconciled, What
 from tcpkmon.formats.base.shedding import steps_of
 from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.verify.balance import (
@@ -73,16 +73,17 @@ class Run(Found):
             self.end = item
 
     def _tell(self, told: Told) -> None:
-        if isinstance(told.what, Change):
-            self._changes.feed(told.entry, told.what)
-        elif isinstance(told.what, Trigger):
-            self._window.fired(told.entry, told.what)
-        elif isinstance(told.what, Unseen):
-            self._count_unseen(told.entry, told.what)
-        elif told.what.what == What.SUMMARY:
-            self.report.notes.append(told.what.describe())
-        else:  # a difference that no loss explains
-            self.problems.add(told.entry, told.what.describe())
+        match told.what:
+            case Change() as change:
+                self._changes.feed(told.entry, change)
+            case Trigger() as trigger:
+                self._window.fired(told.entry, trigger)
+            case Unseen() as unseen:
+                self._count_unseen(told.entry, unseen)
+            case Reconciled(what=What.SUMMARY) as summary:
+                self.report.notes.append(summary.describe())
+            case Reconciled() as difference:  # that no loss explains
+                self.problems.add(told.entry, difference.describe())
 
     def _count_unseen(self, entry: int, now: Unseen) -> None:
         """What process 1 had of the CPUs since the entry before."""

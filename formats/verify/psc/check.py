@@ -13,8 +13,6 @@ from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.causes import KILLED
 from tcpkmon.formats.base.errors import DamagedError, UnprovenError
 from tcpkmon.formats.base.limits import MOST_CPUS
-from tcpkmon.formats.base.reconciled import Reconciled
-from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.psc.header import HEADER_DAMAGED
 from tcpkmon.formats.psc.reader import Capture, open_capture
 from tcpkmon.formats.psc.states import described, find_states
@@ -184,13 +182,10 @@ class _Decoder(Decoder):
         self._unsure_at = int(unsure_at[-1])
 
     def _told(self, rows: ControlRows) -> Iterator[Told]:
-        """What was changed, triggers, what the kernel's sockets said, what was not seen."""
         for at in np.flatnonzero(rows.location >= control.Change.location).tolist():
             entry = rows.decode(at)
-            if isinstance(entry, control.Change | control.Trigger | Reconciled | Unseen):
-                yield Told(int(rows.index[at]), entry)
-            else:
-                self._unnamed.tell(entry)
+            self._unnamed.tell(entry)
+            yield Told(int(rows.index[at]), entry)
 
     def _control_mask(self, segment: Segment, location: I64) -> Mask:
         """Control entries; complains of locations that cannot be."""
