@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from tcpkmon.formats.base.control import WORDS_COUNT, Call, Control
 from tcpkmon.formats.base.group_names import MOST_GROUPS, Group, group_of
+from tcpkmon.formats.base.settings import setting
 
 SETTING = "groups"
 """In the settings of a header: by id, as text, what is known of a group."""
@@ -92,7 +93,7 @@ class Groups:
 
     def add(self, settings: Any) -> None:
         """Take those of a header too."""
-        told = settings.get(SETTING) if isinstance(settings, dict) else None
+        told = setting(settings, SETTING)
         for key, value in told.items() if isinstance(told, dict) else ():
             if key == UNKNOWN and type(value) is int:
                 self.unknown = max(self.unknown, value)

@@ -23,11 +23,13 @@ from tcpkmon.formats.base.segments import (
     parse_name,
     read_index,
 )
+from tcpkmon.formats.base.text import some_of
 from tcpkmon.formats.verify.listed import Listed
 from tcpkmon.formats.verify.report import DOES_NOT_ADD_UP, LOSSES, Problems, Report
 from tcpkmon.formats.verify.segment import UNKNOWN, Part
 
 Verify = Callable[[Path], list[Report]]
+_LISTED = 5
 
 
 @dataclass(slots=True)
@@ -139,7 +141,7 @@ def _without_parts(folder: str, gone: list[str], others: list[str]) -> Report:
     """Of captures without any segment here."""
     report, problems = Report(folder, ledger=True, proven_end=True), Problems(0, 0)
     if others:
-        report.notes.append(f"not of these captures: {_listed(others)}")
+        report.notes.append(f"not of these captures: {some_of(others, _LISTED)}")
     for name in gone[:MOST_PROBLEMS]:
         problems.add_header(f"{name} is missing")
     problems.count(len(gone[MOST_PROBLEMS:]))
@@ -170,7 +172,7 @@ class _Chain:
         self._compared: list[str] = []
         """What was said of comparisons with the kernel."""
         if others:
-            self._report.notes.append(f"not of this capture: {_listed(others)}")
+            self._report.notes.append(f"not of this capture: {some_of(others, _LISTED)}")
 
     def check(self) -> Report:
         report, capture, problems = self._report, self._capture, self._problems
@@ -322,8 +324,3 @@ def _ranges(found: list[tuple[int, int]]) -> str:
             runs.append([first, last])
     shown = [f"{a}" if a == b else f"{a}-{b}" for a, b in runs[:8]]
     return ", ".join(shown) + (" ..." if len(runs) > 8 else "")
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - 5
-    return ", ".join(names[:5]) + (f" and {more} more" if more > 0 else "")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.base import causes
 from tcpkmon.formats.base.limits import MOST_ENTRIES, MOST_PROBLEMS
+from tcpkmon.formats.base.settings import setting
 from tcpkmon.formats.base.unseen import describe
 from tcpkmon.formats.verify.segment import Part
 
@@ -142,7 +143,7 @@ class Missed:
 def find_unproven(settings: object) -> dict[str, str]:
     """The events of a header's settings whose losses the kernel did not count, and how they were
     attached."""
-    found = settings.get("unproven") if isinstance(settings, dict) else None
+    found = setting(settings, "unproven")
     if not isinstance(found, dict):
         return {}
     return {str(name): str(way) for name, way in found.items()}
@@ -150,14 +151,13 @@ def find_unproven(settings: object) -> dict[str, str]:
 
 def find_unseen(settings: object) -> list[str]:
     """What the kernel showed no program, in a header's settings: a text, or none."""
-    found = settings.get("unseen") if isinstance(settings, dict) else None
+    found = setting(settings, "unseen")
     return [f"{NOT_SEEN}{found}"] if found and isinstance(found, str) else []
 
 
 def find_anonymised(settings: object) -> list[str]:
     """What a header's settings say that was replaced afterwards: a text, or none."""
-    found = settings.get("anonymised") if isinstance(settings, dict) else None
-    kinds = found.get("replaced") if isinstance(found, dict) else None
+    kinds = setting(settings, "anonymised", "replaced")
     if not isinstance(kinds, list):
         return []
     return [f"anonymised; replaced are: {', '.join(str(one) for one in kinds[:50])}"]

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from tcpkmon.formats.base.text import text_of
 from tcpkmon.formats.klogger.batch import LogBatch
 from tcpkmon.formats.klogger.table import NUMBERS
 from tcpkmon.formats.verify.ledger import (
@@ -54,7 +55,7 @@ def _programs(batch: LogBatch, count: int) -> list[str]:
     if told is None or told.kind != "string":
         return [str(number) for number in range(count)]
     rows = batch.rows(event)["program"].tolist()
-    return [bytes(text).split(b"\0", 1)[0].decode("utf-8", "backslashreplace") for text in rows]
+    return [text_of(text) for text in rows]
 
 
 class Gathered:
