@@ -47,8 +47,7 @@ class LogBatch:
 
     def where(self, event: LogEvent | str) -> NDArray[np.int64]:
         """The indices of an event's records in this batch, ascending."""
-        found = self.format.event(event) if isinstance(event, str) else event
-        return np.flatnonzero(self.numbers == found.number)
+        return np.flatnonzero(self.numbers == self._event(event).number)
 
     def rows(self, event: LogEvent | str, at: NDArray[Any] | None = None) -> NDArray[Any]:
         """A copy of the payloads of an event's records, or of those at the indices `at`.
@@ -56,7 +55,7 @@ class LogBatch:
         Their dtype is event.dtype, in the byte order of the log; strings are S, with all bytes
         after a NUL.
         """
-        found = self.format.event(event) if isinstance(event, str) else event
+        found = self._event(event)
         places = self.where(found) if at is None else at
         width = found.size // 8
         if not width:
@@ -65,6 +64,9 @@ class LogBatch:
         table = self.words[starts[:, None] + np.arange(width)]
         rows: NDArray[Any] = table.view(found.dtype).reshape(len(places))
         return rows
+
+    def _event(self, event: LogEvent | str) -> LogEvent:
+        return self.format.event(event) if isinstance(event, str) else event
 
     def take(self, at: NDArray[Any] | slice) -> LogBatch:
         """The records at these indices, in this order."""

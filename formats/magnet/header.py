@@ -67,8 +67,15 @@ class MagnetFile(InputFile):
             self.layout = layout or self._find_layout()
             if layout is None:
                 self._read_header()
+        self._known = np.zeros(NUMBERS, np.bool_)
+        self._known[[kind.code for kind in self.kinds]] = True
         self.size = self._size
         self.count, self.cut_bytes = divmod(self._size, self.layout.size)
+
+    def is_known(self, codes: NDArray[Any]) -> NDArray[np.bool_]:
+        """(n,) which of these codes are of its events."""
+        found: NDArray[np.bool_] = (codes < NUMBERS) & self._known[np.minimum(codes, NUMBERS - 1)]
+        return found
 
     def data_kinds(self) -> NDArray[Any]:
         """(NUMBERS,) what the data is, by code."""

@@ -124,7 +124,6 @@ class MagnetReader(Source):
         follows = has_earlier(self.header.get("settings"))
         self._forget()
         self.losses = Losses(follows=follows)
-        is_known = self.format.payload_sizes >= 0
         kinds, serial = file.data_kinds(), 1
         try:
             for piece in walk:
@@ -142,7 +141,7 @@ class MagnetReader(Source):
                     width[lost] = np.maximum(rows["size"][lost], 1)
                 serials = np.cumsum(width) - width + np.uint64(serial % 2**64)
                 serial += int(width.sum())
-                good = (codes < NUMBERS) & is_known[np.minimum(codes, NUMBERS - 1)]
+                good = file.is_known(codes)
                 if not good.all():
                     rows, serials = rows[good], serials[good]
                 self.losses.records += len(rows)

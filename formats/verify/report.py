@@ -263,6 +263,10 @@ class Report:
             self.window = [re.sub("^complete from ", "not complete from ", line)
                            for line in self.window]  # fmt: skip
 
+    def word(self, word: str) -> str:
+        """What a person calls it in this format."""
+        return self.words.get(word, word)
+
     @property
     def totals(self) -> Row:
         """The sum of the rows."""
@@ -315,7 +319,7 @@ class Report:
         if shed := self.totals.shed:
             while_on += f"; {shed} shed by the budget"
         if self.unproven:
-            of = f"{len(self.unproven)} {self.words.get('location', 'location')}(s)"
+            of = f"{len(self.unproven)} {self.word('location')}(s)"
             counted = f"{lost or 'no'} loss(es) counted{while_on}"
             return f"adds up: {counted}; not proven for {of} (see below)"
         if more := self.ring_unexplained:

@@ -113,14 +113,12 @@ class Run(Found):
             return
         if before is not None:
             if before.final:
-                problems.add(ledger.index, f"a {self._word('checkpoint')} follows the final one")
+                what = f"a {self.report.word('checkpoint')} follows the final one"
+                problems.add(ledger.index, what)
             check_rise(problems, before, ledger)
         check_sums(problems, ledger)
         if ledger.is_counted:
             check_counts(problems, ledger, decoder.has_cpu, ledger.repaired)
-
-    def _word(self, word: str) -> str:
-        return self.report.words.get(word, word)
 
     def _finish(self) -> None:
         report, decoder, last, base = self.report, self.decoder, self.last, self.base
@@ -134,7 +132,7 @@ class Run(Found):
         counted = int(last.counts.sum()) if last is not None else 0
         report.after_checkpoint = int(self.tally.counts.sum()) - counted
         if last is not None and last.final and report.after_checkpoint:
-            what = f"{self._word('snapshot')}s follow the final {self._word('checkpoint')}"
+            what = f"{report.word('snapshot')}s follow the final {report.word('checkpoint')}"
             self.problems.add(last.index, what)
         decoder.conclude(self)
         report.unproven = find_unproven(settings)
@@ -161,7 +159,7 @@ class Run(Found):
         report.end_reason, name = end.reason, self.decoder.end
         is_final = last is not None and last.final
         if not (is_final or end.is_early or end.reason == FAILED or self.decoder.needs_no_ledger):
-            what = f"{name} without a final {self._word('checkpoint')} before it"
+            what = f"{name} without a final {report.word('checkpoint')} before it"
             self.problems.add(end.entry, what)
         if end.is_early and report.part is None:
             self.problems.add(end.entry, f"{name} says that another file follows this one")

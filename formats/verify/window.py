@@ -63,13 +63,13 @@ class Window:
         if type(from_ns) is not int or not 0 <= from_ns < 1 << 62:
             self._problems.add_header("the header's description of this dump cannot be read")
             return
-        until = f"the last {report.words.get('entry', 'entry')}"
+        until = f"the last {report.word('entry')}"
         if report.proven_end and end is not None and end.mono_ns is not None:
             until = iso(epoch_ns(end.mono_ns))
         more = f"; {evicted_words(report.evicted)}" if decoder.has_all else ""
         report.window.append(f"complete from {iso(epoch_ns(from_ns))} to {until}{more}")
         if before:
-            numbers = report.words.get("numbers", "numbers")
+            numbers = report.word("numbers")
             what = f"{before:,} {numbers} missing here are of records lost before it"
             report.window.append(what)
         report.window += [describe(one, self._texts, epoch_ns) for one in self._fired]

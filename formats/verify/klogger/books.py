@@ -25,6 +25,7 @@ from tcpkmon.formats.verify.ledger import (
     NUMBERED,
     PROGRAM_COUNTERS,
     PROGRAMS_PART,
+    TEXTS,
     Ledger,
     NamedPrograms,
     sorted_table,
@@ -128,10 +129,9 @@ class LogLedger(Ledger):
     """The ledger that one dump holds. The file is of one CPU, so the keys are the points alone."""
 
     texts = MappingProxyType(
-        {
-            "attempts": "{where}: {told} attempts, but what became of them adds up to {found}",
+        TEXTS
+        | {
             "serials": "the kernel gave out {told} serials, its ledger accounts for {found}",
-            "came out": "{where}: {told} written into the ring, but {found} came out",
             "damaged": "{found} records left the ring and are nowhere, {told} were damaged",
             "read": "{told} records read and {damaged} damaged of {written} written into the ring",
             "ring_lost": "the ring itself counts {told} that found no room, the ledger {found}",

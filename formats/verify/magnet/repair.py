@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.base.control import EndReason, LossCause
 from tcpkmon.formats.base.limits import MOST_MISSING
-from tcpkmon.formats.klogger.table import NUMBERS
 from tcpkmon.formats.magnet.control import CHUNK, END, LEDGER, Block, encode
 from tcpkmon.formats.magnet.header import MagnetFile
 from tcpkmon.formats.magnet.layout import LOST, MOST_LOST
@@ -66,8 +65,6 @@ class _Cleaner:
         """Of the damaged file: the number of the next control entry, and how many records the last
         one has before it."""
         self._time_ns = 0
-        self._is_known = np.zeros(NUMBERS, np.bool_)
-        self._is_known[[kind.code for kind in file.kinds]] = True
 
     def run(self) -> None:
         """Copy the whole file."""
@@ -92,8 +89,7 @@ class _Cleaner:
     def _sensible(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Those before the first of an unknown event."""
         codes = rows["event"]
-        good = (codes < NUMBERS) & self._is_known[np.minimum(codes, NUMBERS - 1)]
-        good &= (codes != LOST) | (rows["size"] > 0)
+        good = self._file.is_known(codes) & ((codes != LOST) | (rows["size"] > 0))
         return rows if good.all() else rows[: int(np.argmin(good))]
 
     def _close_block(self, entry: Entry) -> bool:

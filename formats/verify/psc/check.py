@@ -82,8 +82,9 @@ def verify_capture(capture: Capture) -> Report:
         report.seq_lost, report.seq_gaps = sequence.lost, sequence.gaps
     for what in capture.find_unreadable():
         problems.add_header(what)
-    if capture.is_cut:
-        _judge_cut(capture, report, problems, offset)
+    # A last entry cut short is damage, but for a capture that was killed: part of its tail.
+    if capture.is_cut and not (report.ledger and report.end_reason is None):
+        problems.add(count, "the file is cut short within an entry")
     if not capture.header.is_intact:
         problems.add_header(HEADER_DAMAGED)
     report.unchecked += _unchecked(capture, report.ledger)
@@ -102,13 +103,6 @@ def _unchecked(capture: Capture, has_ledger: bool) -> Iterator[str]:
     without = {"cpu": "each CPU's counts", "serial": "serials", "time_ns": "times to the ns"}
     for name in lacking:
         yield f"{without[name]} (no column {name})"
-
-
-def _judge_cut(capture: Capture, report: Report, problems: Problems, offset: int) -> None:
-    """A last entry cut short is damage, but for a capture that was killed: part of its tail."""
-    if report.ledger and report.end_reason is None:
-        return
-    problems.add(len(capture), "the file is cut short within an entry")
 
 
 class _Decoder(Decoder):
