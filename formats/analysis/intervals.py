@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.event import Event
 from tcpkmon.formats.base.changes import Switches
+from tcpkmon.formats.base.control import Change
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.text import text_of
-from tcpkmon.formats.klogger.batch import LogBatch, changes_of
+from tcpkmon.formats.klogger.batch import LogBatch, facts_of
 
 CPU = "cpu"
 RECORD_CPU = "(cpu)"
@@ -164,7 +165,7 @@ class Matcher:
         """Add the next batch, in time order."""
         events = [batch.format.event(name) for name in (*self._starts, self._stop)]
         self._points = {event.number for event in events}
-        for _, change in changes_of(batch):
+        for _, change in facts_of(batch, Change):
             self._switches.feed(change)
         at = [batch.where(event) for event in events]
         place = np.concatenate(at)

@@ -19,7 +19,7 @@ from tcpkmon.formats.base.byteorder import Endian
 from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.base.reconciled import Reconciled, What
 from tcpkmon.formats.base.unseen import Unseen
-from tcpkmon.formats.base.whose import Named
+from tcpkmon.formats.base.whose import GroupPart
 from tcpkmon.formats.psc.columns import CLASSIC, TIME, Column
 from tcpkmon.formats.psc.header import (
     KIND_CLOCK,
@@ -146,7 +146,7 @@ class _Writer:
     def _entry(self, entry: control.Control) -> control.Control | None:
         if not control.FIRST_CONTROL <= control.location_of(entry) <= _LAST_KNOWN:
             return None
-        if isinstance(entry, Named):
+        if isinstance(entry, GroupPart):
             return None
         if isinstance(entry, control.Mark):
             data = self._who.octets("notes", entry.text.encode(), control.WORDS_BYTES)

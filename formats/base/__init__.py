@@ -25,6 +25,7 @@ __all__ = [
     "restore",
     "segments",
     "sequence",
+    "settings",
     "shedding",
     "streamed",
     "table_file",

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.errors import DamagedError, UsageError
 from tcpkmon.formats.base.installing import how_to_install
 
 
@@ -22,6 +23,20 @@ def import_pyarrow(wanted_by: str = "") -> Any:
         what = f"{wanted_by} needs pyarrow, which" if wanted_by else "pyarrow"
         raise UsageError(f"{what} is not installed", how_to_install("pyarrow")) from error
     return pyarrow
+
+
+@contextmanager
+def damage(what: str) -> Iterator[None]:
+    """What comes of a file that pyarrow cannot read, or that has other columns than it tells, is a
+    DamagedError. An OSError of the system stays one."""
+    own: type[Exception] = import_pyarrow().ArrowException
+    try:
+        yield
+    except (own, OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError,
+            RecursionError, NotImplementedError, MemoryError) as error:  # fmt: skip
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise DamagedError(f"{what}: {error}") from error
 
 
 def encode(values: npt.NDArray[Any]) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import datetime
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from tcpkmon.formats.base.control import Change
+from tcpkmon.formats.base.text import some_of
 
 _MOST_NAMES = 4
 _SECOND_NS = 1_000_000_000
@@ -87,15 +88,9 @@ def describe(
             until = f"{iso(epoch_ns(end_ns))} ({lasted_s:.3f} s)"
         who = "; not tcpkmon switched it" if by_others else ""
         was = "was" if len(names) == 1 else "were"
-        lines.append(f"{_join(names)} {was} off from {iso(epoch_ns(begin_ns))} to {until}{who}")
+        shown = some_of(list(dict.fromkeys(names)), _MOST_NAMES)
+        lines.append(f"{shown} {was} off from {iso(epoch_ns(begin_ns))} to {until}{who}")
     return lines
-
-
-def _join(names: Sequence[str]) -> str:
-    unique = list(dict.fromkeys(names))
-    more = len(unique) - _MOST_NAMES
-    shown = ", ".join(unique[:_MOST_NAMES])
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def iso(epoch_ns: int) -> str:

@@ -254,6 +254,7 @@ class Change(Control):
     formats/base/shedding.py."""
 
     location: ClassVar[int] = 236
+    event: ClassVar[str] = "CHANGE"
     kind: Call
     which: Call
     before_ns: U64

@@ -219,22 +219,23 @@ class _Parser:
             if not number.is_time:
                 raise Mistake("`for` takes a time: for 100ms", at)
             for_ns = int(number.value)
-        if self._token.kind != "end":
-            raise self._unexpected("an operator, `and`, `or`, `for` or the end")
+        self._finish("an operator, `and`, `or`, `for` or the end")
         return Parsed(self._text, node, every, for_ns, at)
 
     def assertion(self) -> Assertion:
         node = self._or()
         where = self._or() if self._take("where") is not None else None
-        if self._token.kind != "end":
-            raise self._unexpected("an operator, `and`, `or`, `where` or the end")
+        self._finish("an operator, `and`, `or`, `where` or the end")
         return Assertion(self._text, node, where)
 
     def change(self) -> Node:
         node = self._or()
-        if self._token.kind != "end":
-            raise self._unexpected(f"{', '.join(CHANGES)}, `and`, `or` or the end")
+        self._finish(f"{', '.join(CHANGES)}, `and`, `or` or the end")
         return node
+
+    def _finish(self, wanted: str) -> None:
+        if self._token.kind != "end":
+            raise self._unexpected(wanted)
 
     @property
     def _token(self) -> _Token:

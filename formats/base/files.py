@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tcpkmon.formats.base.closing import Closing
-from tcpkmon.formats.base.errors import DamagedError, FileError
+from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError
 
 ZSTD = b"\x28\xb5\x2f\xfd"
 """With it begins what zstd compressed."""
@@ -43,6 +43,30 @@ class InputFile(Closing):
 
     def close(self) -> None:
         self._finalizer()
+
+    def read_at(self, at: int, size: int) -> bytes:
+        """So many bytes, fewer at the end of the file."""
+        parts = []
+        try:
+            while size and (part := os.pread(self._file.fileno(), size, at)):
+                parts.append(part)
+                at += len(part)
+                size -= len(part)
+        except OSError as error:
+            raise FileError(f"cannot read {self.path}: {error.strerror}") from error
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    @contextlib.contextmanager
+    def reading_header(self) -> Iterator[None]:
+        """An error of the block closes the file; a DamagedError names it."""
+        try:
+            yield
+        except DamagedError as error:
+            self.close()
+            raise DamagedError(f"{self.path}: {error.message}", error.hint) from error
+        except TcpkmonError:
+            self.close()
+            raise
 
 
 def open_plain(path: str | os.PathLike[str]) -> FileIO:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.base.arrow import import_pyarrow
+from tcpkmon.formats.base.arrow import damage, import_pyarrow
 from tcpkmon.formats.base.errors import DamagedError, UnprovenError
 from tcpkmon.formats.base.limits import (
     FEW_UNPACKED_BYTES,
@@ -108,19 +108,8 @@ def restore(file: FileIO, path: Any, out: FileIO) -> None:
     what it was; OSError.
     """
     parquet = _Parquet(file, path)
-    try:
+    with damage(f"{path}: the Parquet file is damaged"):
         parquet.write(out)
-    except _errors() as error:
-        if isinstance(error, OSError) and error.errno:
-            raise
-        raise DamagedError(f"{path}: the Parquet file is damaged: {error}") from error
-
-
-def _errors() -> tuple[type[Exception], ...]:
-    """What comes of a file that pyarrow cannot read, or that has other columns than it tells."""
-    own: type[Exception] = import_pyarrow().ArrowException
-    return (own, OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError,
-            NotImplementedError, MemoryError)  # fmt: skip
 
 
 class _Parquet:
@@ -131,14 +120,10 @@ class _Parquet:
         from pyarrow import parquet
 
         self._path = path
-        try:
+        with damage(f"{path}: not a whole Parquet file"):
             size = os.fstat(file.fileno()).st_size
             self._file = parquet.ParquetFile(pyarrow.PythonFile(file, "r"))
             found = self._file.schema_arrow.metadata or {}
-        except _errors() as error:
-            if isinstance(error, OSError) and error.errno:
-                raise
-            raise DamagedError(f"{path}: not a whole Parquet file: {error}") from error
         if CAPTURE not in found:
             raise UnprovenError(
                 f"{path} is Parquet without what makes it a capture again: nothing proves what is "

@@ -22,6 +22,8 @@ from typing import Any
 from tcpkmon.formats.base.errors import FileError, UsageError
 from tcpkmon.formats.base.files import open_plain
 from tcpkmon.formats.base.limits import MOST_INDEX_BYTES, MOST_INDEX_LINE
+from tcpkmon.formats.base.settings import setting
+from tcpkmon.formats.base.text import some_of
 
 INDEX = "index.jsonl"
 _NAME = re.compile(
@@ -119,20 +121,14 @@ def place_of(settings: object) -> tuple[str, int]:
 
 def has_earlier(settings: object) -> bool:
     """Whether a segment's header says that other segments, or what was evicted, come before it."""
-    try:
-        return settings["segment"]["previous"] is not None  # type: ignore[index]
-    except (KeyError, TypeError, IndexError):
-        return False
+    return setting(settings, "segment", "previous") is not None
 
 
 def find_capture(
     folder: str | os.PathLike[str], suffix: str, place_at: PlaceAt
 ) -> list[Path]:
     """The segments of a folder from the first of its newest capture on; FileError without any."""
-    try:
-        found = [one for one in find_segments(folder) if one.suffix == suffix]
-    except OSError as error:
-        raise FileError(f"cannot read {folder}: {error.strerror}") from error
+    found = [one for one in _segments_of(folder) if one.suffix == suffix]
     if not found:
         why = f"no segment in it ends in {suffix}"
         raise FileError(f"{folder} cannot be read as one capture: {why}", "name a file")
@@ -159,8 +155,7 @@ class Ordered:
     def describe(self) -> str:
         """What is missing or left out, for people."""
         runs = [f"{a}" if a == b else f"{a} to {b}" for a, b in self.absent]
-        more = f" and {len(runs) - 8} more" if len(runs) > 8 else ""
-        told = [f"segment {', '.join(runs[:8])}{more} is missing"] if runs else []
+        told = [f"segment {some_of(runs, 8)} is missing"] if runs else []
         if self.others:
             told.append(f"{self.others} file(s) of other captures are left out")
         if self.strange:
@@ -243,13 +238,17 @@ def gaps(numbers: Sequence[int], first: int, last: int) -> list[tuple[int, int]]
 
 def suffix_of(folder: str | os.PathLike[str]) -> str:
     """That of the newest segment in a folder: it tells the format. FileError."""
-    try:
-        found = find_segments(folder)
-    except OSError as error:
-        raise FileError(f"cannot read {folder}: {error.strerror}") from error
+    found = _segments_of(folder)
     if not found:
         raise FileError(f"no segments in {folder}", "name a file")
     return max(found, key=lambda one: (one.utc, one.number)).suffix
+
+
+def _segments_of(folder: str | os.PathLike[str]) -> list[Segment]:
+    try:
+        return find_segments(folder)
+    except OSError as error:
+        raise FileError(f"cannot read {folder}: {error.strerror}") from error
 
 
 def read_index(folder: str | os.PathLike[str]) -> tuple[Iterator[dict[str, Any]], bool]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from tcpkmon.formats.base.changes import ChangeKind, iso
 from tcpkmon.formats.base.control import Change
+from tcpkmon.formats.base.settings import setting
 
 _LISTED = 16
 _MOST_PERCENT = (1 << 24) - 1
@@ -50,8 +51,7 @@ def describe_why(code: int) -> str:
 
 def steps_of(settings: object) -> list[str]:
     """The steps that a header's settings name, in their order; any settings are valid."""
-    budget = settings.get("budget") if isinstance(settings, dict) else None
-    steps = budget.get("steps") if isinstance(budget, dict) else None
+    steps = setting(settings, "budget", "steps")
     return [str(step) for step in steps] if isinstance(steps, list) else []
 
 

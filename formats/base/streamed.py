@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.base.arrow import import_pyarrow
+from tcpkmon.formats.base.arrow import damage, import_pyarrow
 from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.base.limits import MOST_COLUMNS, MOST_GROUP_ROWS, MOST_HEADER_BYTES
 
@@ -72,20 +72,14 @@ def header_of(file: FileIO, path: Any) -> bytes:
 def restore(file: FileIO, path: Any, out: FileIO) -> None:
     """Write the entries of a stream, behind their header, to an empty file; of a message that is
     cut short or damaged, and what follows it, the beginning of an entry. DamagedError, OSError."""
-    pyarrow = import_pyarrow()
     reader, header, dtype = _open(file, path)
     _write(out, header)
-    while True:
-        try:
-            rows = _rows(reader.read_next_batch(), dtype)
-        except StopIteration:
-            return
-        except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-            if isinstance(error, OSError) and error.errno:
-                raise
-            _write(out, b"\0")
-            return
-        _write(out, rows.tobytes())
+    try:
+        with damage(str(path)):
+            for batch in reader:
+                _write(out, _rows(batch, dtype).tobytes())
+    except DamagedError:
+        _write(out, b"\0")
 
 
 def _rows(batch: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -110,7 +104,7 @@ def _rows(batch: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _open(file: FileIO, path: Any) -> tuple[Any, bytes, np.dtype[Any]]:
     pyarrow = import_pyarrow()
-    try:
+    with damage(f"{path}: an Arrow stream that is no capture"):
         reader = pyarrow.ipc.open_stream(pyarrow.PythonFile(file, "r"))
         found = reader.schema.metadata or {}
         header = bytes.fromhex(found[_HEADER].decode("ascii"))
@@ -125,11 +119,6 @@ def _open(file: FileIO, path: Any) -> tuple[Any, bytes, np.dtype[Any]]:
         if dtype.hasobject or make_schema(header, dtype) != reader.schema:
             raise ValueError("the columns are others")
         return reader, header, dtype
-    except (pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError,
-            RecursionError, NotImplementedError, MemoryError) as error:  # fmt: skip
-        if isinstance(error, OSError) and error.errno:
-            raise
-        raise DamagedError(f"{path}: an Arrow stream that is no capture: {error}") from error
 
 
 def _write(out: FileIO, data: bytes) -> None:

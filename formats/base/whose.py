@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from tcpkmon.formats.base.control import WORDS_COUNT, Call, Control
 from tcpkmon.formats.base.group_names import MOST_GROUPS, Group, group_of
+from tcpkmon.formats.base.settings import setting
 
 SETTING = "groups"
 """In the settings of a header: by id, as text, what is known of a group."""
@@ -33,7 +34,7 @@ _ENTRY = struct.Struct(f"<Q{_PART_BYTES}s")
 
 
 @dataclass(frozen=True)
-class Named(Control):
+class GroupPart(Control):
     """A part of what a group is. text: at most 32 bytes, ASCII."""
 
     location: ClassVar[int] = 239
@@ -47,24 +48,24 @@ class Named(Control):
         return _WORDS.unpack(_ENTRY.pack(self.id, self.text))
 
     @classmethod
-    def from_words(cls, callvalue: int, words: Sequence[int]) -> Named:
+    def from_words(cls, callvalue: int, words: Sequence[int]) -> GroupPart:
         number, text = _ENTRY.unpack(_WORDS.pack(*words))
         return cls(callvalue >> 16, callvalue & 0xFFFF, number, text.rstrip(b"\0"))
 
 
-def entries_of(number: int, group: Group) -> Iterator[Named]:
+def entries_of(number: int, group: Group) -> Iterator[GroupPart]:
     """The control entries that tell of a group."""
     text = json.dumps(group.told(), separators=(",", ":")).encode()
     if len(text) > MOST_TEXT:
         text = json.dumps({"path": "…/" + group.path[-MOST_TEXT // 12 :]}).encode()
     pieces = [text[at : at + _PART_BYTES] for at in range(0, len(text), _PART_BYTES)]
     for part, piece in enumerate(pieces):
-        yield Named(part, len(pieces), number, piece)
+        yield GroupPart(part, len(pieces), number, piece)
 
 
-def unknown_entry(count: int) -> list[Named]:
+def unknown_entry(count: int) -> list[GroupPart]:
     """The control entry that tells how many groups came and went unseen."""
-    return [Named(0, 1, 0, b'{"%s":%d}' % (UNKNOWN.encode(), count))]
+    return [GroupPart(0, 1, 0, b'{"%s":%d}' % (UNKNOWN.encode(), count))]
 
 
 class Groups:
@@ -92,7 +93,7 @@ class Groups:
 
     def add(self, settings: Any) -> None:
         """Take those of a header too."""
-        told = settings.get(SETTING) if isinstance(settings, dict) else None
+        told = setting(settings, SETTING)
         for key, value in told.items() if isinstance(told, dict) else ():
             if key == UNKNOWN and type(value) is int:
                 self.unknown = max(self.unknown, value)
@@ -101,7 +102,7 @@ class Groups:
 
     def feed(self, entry: Control) -> None:
         """The next control entry, of any kind."""
-        if not isinstance(entry, Named):
+        if not isinstance(entry, GroupPart):
             return
         if not entry.part:
             self._open[entry.id] = []

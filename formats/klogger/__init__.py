@@ -5,6 +5,6 @@ from tcpkmon.formats.klogger.merge import merge_logs
 from tcpkmon.formats.klogger.reader import LogReader
 
 __all__ = [
-    "LogReader", "batch", "chain", "choose", "clock", "describe", "encode", "groups", "lines",
+    "LogReader", "batch", "chain", "choose", "clock", "describe", "encode", "lines",
     "logs", "merge_logs", "overlap", "reader", "source", "table", "tables", "walk",
 ]  # fmt: skip

@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.base.control import Change
+from tcpkmon.formats.base.control import Control
+from tcpkmon.formats.base.facts import event_fields
 from tcpkmon.formats.klogger.table import LogEvent, LogFormat
 
-_CHANGE = ("kind", "number", "before_ns", "after_ns", "old", "new", "by_others")
-_WHY = "why"
-"""Of a step of the budget; logs of earlier versions have none."""
+_Fact = TypeVar("_Fact", bound=Control)
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,7 @@ class LogBatch:
 
     def where(self, event: LogEvent | str) -> NDArray[np.int64]:
         """The indices of an event's records in this batch, ascending."""
-        found = self.format.event(event) if isinstance(event, str) else event
-        return np.flatnonzero(self.numbers == found.number)
+        return np.flatnonzero(self.numbers == self._event(event).number)
 
     def rows(self, event: LogEvent | str, at: NDArray[Any] | None = None) -> NDArray[Any]:
         """A copy of the payloads of an event's records, or of those at the indices `at`.
@@ -57,7 +55,7 @@ class LogBatch:
         Their dtype is event.dtype, in the byte order of the log; strings are S, with all bytes
         after a NUL.
         """
-        found = self.format.event(event) if isinstance(event, str) else event
+        found = self._event(event)
         places = self.where(found) if at is None else at
         width = found.size // 8
         if not width:
@@ -66,6 +64,9 @@ class LogBatch:
         table = self.words[starts[:, None] + np.arange(width)]
         rows: NDArray[Any] = table.view(found.dtype).reshape(len(places))
         return rows
+
+    def _event(self, event: LogEvent | str) -> LogEvent:
+        return self.format.event(event) if isinstance(event, str) else event
 
     def take(self, at: NDArray[Any] | slice) -> LogBatch:
         """The records at these indices, in this order."""
@@ -79,20 +80,24 @@ class LogBatch:
         )
 
 
-def changes_of(batch: LogBatch) -> Iterator[tuple[int, Change]]:
-    """The place and the content of each CHANGE in a batch."""
-    event = batch.format.find_event("CHANGE")
-    if event is None or event not in batch.events():
+def facts_of(batch: LogBatch, kind: type[_Fact]) -> Iterator[tuple[int, _Fact]]:
+    """The place and the content of each event in a batch that tells a fact of this kind.
+
+    A number that the log's event lacks is 0: those of earlier versions have fewer.
+    """
+    event = batch.format.find_event(kind.event)
+    if event is None or not len(at := batch.where(event)):
         return
-    if any(field.kind not in ("int", "enum") for field in event.fields):
-        return
-    rows = batch.rows(event)
-    names = set(rows.dtype.names or ())
-    if not {*_CHANGE} <= names:
-        return
-    columns = (rows[name].tolist() for name in (*_CHANGE, *({_WHY} & names)))
-    for at, values in zip(batch.where(event).tolist(), zip(*columns, strict=True), strict=True):
-        yield at, Change(*values)
+    rows = batch.rows(event, at)
+    columns: list[list[Any]] = []
+    for field, name in zip(fields(kind), event_fields(kind), strict=True):
+        told = event.find_field(name)
+        kinds, nothing = (("string",), b"") if field.type == "bytes" else (("int", "enum"), 0)
+        if told is not None and told.kind not in kinds:
+            return
+        columns.append([nothing] * len(at) if told is None else rows[name].tolist())
+    for place, values in zip(at.tolist(), zip(*columns, strict=True), strict=True):
+        yield place, kind(*values)
 
 
 def join_batches(batches: Sequence[LogBatch]) -> LogBatch:

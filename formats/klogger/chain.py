@@ -12,7 +12,7 @@ rotation for a pause:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from tcpkmon.formats.base.closing import Closing
 from tcpkmon.formats.base.control import EndReason
 from tcpkmon.formats.base.errors import DamagedError, TcpkmonError, UsageError
 from tcpkmon.formats.base.segments import place_of
@@ -29,15 +28,15 @@ from tcpkmon.formats.klogger.losses import FINISH, START
 from tcpkmon.formats.klogger.merge import check_alike
 from tcpkmon.formats.klogger.overlap import Overlap
 from tcpkmon.formats.klogger.reader import BATCH_RECORDS
-from tcpkmon.formats.klogger.source import Damage, Source
-from tcpkmon.formats.klogger.table import LogFormat
+from tcpkmon.formats.klogger.source import Missing, Source
 
 Open = Callable[[Path], Source]
 
 
 @dataclass
-class Losses:
-    """What is missing from all files that were read; see formats.klogger.source.Missing."""
+class Losses(Missing):
+    """What is missing from all files that were read. A loss shortly before a rotation is in the
+    ledger of one file and a gap of the next."""
 
     records: int = 0
     counted: tuple[int, int] = (0, 0)
@@ -47,17 +46,12 @@ class Losses:
     files: int = 0
     """How many have losses."""
 
-    @property
-    def lost(self) -> int:
-        """A loss shortly before a rotation is in the ledger of one file and a gap of the next."""
-        return max(self.counted) + self.missed
-
     def describe(self) -> str:
         return f"{self.lost} events lost, in {self.files} segment(s)" if self.lost else ""
 
 
-class Chain(Closing, Damage):
-    """A Source of several files, each of which is open only while it is read.
+class Chain(Source):
+    """Several files, each of which is open only while it is read.
 
     path: what it is called for people. paths: in order, at least one; numbers: of these segments.
     opener: opens one; a file that it cannot open is damage. missing: what it says of files that are
@@ -76,13 +70,12 @@ class Chain(Closing, Damage):
         self._paths = paths
         self._numbers = frozenset(numbers)
         self._open = opener
-        self._missing = missing
+        self.missing = missing
         self._forget()
-        self.losses = Losses()
+        self.losses: Losses = Losses()
         self._tail = ""
         with self._first() as first:
-            self.format: LogFormat = first.format
-            self.header: Mapping[str, Any] = first.header
+            self.format, self.header = first.format, first.header
 
     def _first(self) -> Source:
         """The first file that can be opened, else the error of the first. batches() tells of the
@@ -95,13 +88,10 @@ class Chain(Closing, Damage):
     def close(self) -> None:
         """Nothing is open."""
 
-    @property
-    def tail(self) -> str:
-        """What is unknown: missing segments, and the end; empty if nothing is."""
-        return "; ".join(text for text in (self._missing, self._tail) if text)
+    def _end(self) -> str:
+        return self._tail
 
     def present(self) -> frozenset[int]:
-        """The event numbers that occur; ignores damage."""
         found: frozenset[int] = frozenset()
         for path in self._paths:
             with suppress(TcpkmonError), self._open(path) as reader:

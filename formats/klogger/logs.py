@@ -22,6 +22,8 @@ from tcpkmon.formats.base.closing import Closing
 from tcpkmon.formats.base.errors import FileError, TcpkmonError, UsageError
 from tcpkmon.formats.base.limits import MOST_CPUS
 from tcpkmon.formats.base.segments import Ordered, find_capture, find_segments, order, place_of
+from tcpkmon.formats.base.settings import setting
+from tcpkmon.formats.base.text import some_of
 from tcpkmon.formats.klogger.batch import LogBatch
 from tcpkmon.formats.klogger.chain import Chain
 from tcpkmon.formats.klogger.choose import ALL, Choice
@@ -129,8 +131,7 @@ def place_at(folder: Path) -> tuple[str, int]:
 
 def _begun(folder: Path) -> list[Path]:
     """The logs that were begun together in a folder, as the header of one of them says."""
-    settings = _settings(folder)
-    cpus = settings.get("logs") if isinstance(settings, dict) else None
+    cpus = setting(_settings(folder), "logs")
     return [
         folder / f"{PREFIX}{cpu}"
         for cpu in (cpus if isinstance(cpus, list) else ())
@@ -140,8 +141,7 @@ def _begun(folder: Path) -> list[Path]:
 
 def _missing(names: Iterable[str]) -> str:
     listed = list(names)
-    more = f" and {len(listed) - 8} more" if len(listed) > 8 else ""
-    return f"{', '.join(listed[:8])}{more} is missing" if listed else ""
+    return f"{some_of(listed, 8)} is missing" if listed else ""
 
 
 def _settings(folder: Path) -> object:

@@ -10,6 +10,7 @@ import numpy as np
 from tcpkmon.formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES, KILLED
 from tcpkmon.formats.base.control import EndReason
 from tcpkmon.formats.klogger.batch import LogBatch
+from tcpkmon.formats.klogger.source import Missing
 from tcpkmon.formats.klogger.table import NUMBERS, LogFormat
 
 START = "KLOGGER_START"
@@ -22,21 +23,17 @@ CAUSES = (*KERNEL_CAUSES, *COLLECTOR_CAUSES)
 """The counters of LEDGER that are losses."""
 
 
-class Losses:
+class Losses(Missing):
     """The losses of one log, whose batches are added in file order.
 
-    missing: missing serials, in `gaps` gaps. complete: logging ended in order, that is with
-    KLOGGER_FINISH. goes_on: another segment follows. follows: it is a segment after others, whose
-    losses its first dump counts: they are not its own.
+    missing: missing serials, in `gaps` gaps. follows: it is a segment after others, whose losses
+    its first dump counts: they are not its own.
     """
 
     def __init__(self, log: LogFormat, follows: bool = False) -> None:
         self.missing = 0
         self.gaps = 0
-        self.complete = False
-        self.goes_on = False
         self._before = Losses(log) if follows else None
-        self.records = 0
         self._last_serial = 0
         self._ledgers: dict[int, dict[str, int]] = {}
         self._damaged = 0
@@ -98,16 +95,9 @@ class Losses:
 
     @property
     def counted(self) -> tuple[int, int]:
-        """How many events are missing by their serials, and how many by the ledger."""
         return self.missing, sum(self.by_cause.values())
 
-    @property
-    def lost(self) -> int:
-        """How many events are known to be missing from this log."""
-        return max(self.counted) + self.missed
-
     def describe(self) -> str:
-        """The losses in a line of text; empty if there are none."""
         if not self.lost:
             return ""
         causes = self.by_cause | ({"missed by programs": self.missed} if self.missed else {})

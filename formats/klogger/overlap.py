@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.base.facts import EVENTS
 from tcpkmon.formats.klogger.batch import LogBatch
 from tcpkmon.formats.klogger.table import NUMBERS, LogFormat
 
-BASE = frozenset(
-    {"KLOGGER_START", "KLOGGER_FINISH", "DUMP_BEGIN", "DUMP_FINISH", "CLOCK", "LEDGER"}
-    | {"CPU_LEDGER", "PROGRAM_LEDGER", "PROCESS_EXISTS", "LOGGING_EVENT", "MARK", "SOCKET_EXISTS"}
-    | {"CHANGE", "TRIGGER", "RECONCILED", "CGROUP", "UNSEEN"}
-)
+BASE = frozenset({
+    "KLOGGER_START", "KLOGGER_FINISH", "DUMP_BEGIN", "DUMP_FINISH", "CLOCK", "LEDGER", "CPU_LEDGER",
+    "PROGRAM_LEDGER", "PROCESS_EXISTS", "LOGGING_EVENT", "MARK", "SOCKET_EXISTS", *EVENTS,
+})  # fmt: skip
 """Events that the collector makes (bpf/schemata/base.conf); all others are the kernel's."""
 _MOST = 1 << 62
 LOST = "MAGNET_LOST"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError
+from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.base.files import InputFile
 from tcpkmon.formats.base.limits import MOST_LOG_HEADER_BYTES
 from tcpkmon.formats.base.segments import has_earlier
@@ -24,7 +24,7 @@ from tcpkmon.formats.klogger.encode import (
     PREAMBLE,
 )
 from tcpkmon.formats.klogger.losses import Losses
-from tcpkmon.formats.klogger.source import Damage
+from tcpkmon.formats.klogger.source import Source
 from tcpkmon.formats.klogger.table import RECORD_HEAD_BYTES, LogFormat
 from tcpkmon.formats.klogger.walk import DumpHead, DumpWalk, list_bytes
 
@@ -35,26 +35,18 @@ _READ_BYTES = 1 << 20
 Data = bytes | memoryview
 
 
-class LogReader(InputFile, Damage):
+class LogReader(InputFile, Source):
     """An open log. Raises FileError, or DamagedError for its header.
 
-    header: as in the file. format: its events. cpu: the CPU whose records it holds. batches()
-    updates `problems` (the damage), `losses` (what is missing) and `walked` (where the dumps are).
-    Text from the file can hold any character: escape it before you print it.
+    cpu: the CPU whose records it holds. batches() updates `walked` too: where the dumps are.
     missing: what it says of logs that are not there.
     """
 
     def __init__(self, path: str | os.PathLike[str], missing: str = "") -> None:
         super().__init__(path)
-        self._missing = missing
-        try:
+        self.missing = missing
+        with self.reading_header():
             self._read_header()
-        except DamagedError as error:
-            self.close()
-            raise DamagedError(f"{self.path}: {error.message}", error.hint) from error
-        except TcpkmonError:
-            self.close()
-            raise
         self._forget()
         self.losses = Losses(self.format, self._follows)
         self.walked = self.walk()
@@ -94,21 +86,8 @@ class LogReader(InputFile, Damage):
         if self.format.order != order:
             raise DamagedError("the header's byteorder is not that of its size")
 
-    @property
-    def tail(self) -> str:
-        """What is unknown: missing logs, and the end; empty if nothing is."""
-        return "; ".join(text for text in (self._missing, self._tail) if text)
-
-    @property
-    def _tail(self) -> str:
-        if self.losses.complete and not self.problems:
-            return ""
-        if self.losses.complete:
-            return "tail unknown: the file is damaged"
-        return "tail unknown: the file does not end with KLOGGER_FINISH"
-
     def present(self) -> frozenset[int]:
-        """The event numbers that occur, from the dumps' lists of numbers; ignores damage."""
+        """As Source has it, from the dumps' lists of numbers."""
         found = np.zeros(1 << 16, np.bool_)
         for head in self.walk():
             try:
@@ -229,15 +208,7 @@ class LogReader(InputFile, Damage):
 
     def _read(self, at: int, size: int) -> bytes:
         """Exactly `size` bytes. DamagedError if the file has become shorter."""
-        try:
-            parts = []
-            while size:
-                part = os.pread(self._file.fileno(), size, at)
-                if not part:
-                    raise DamagedError(f"the file ends at offset {at}")
-                parts.append(part)
-                at += len(part)
-                size -= len(part)
-        except OSError as error:
-            raise FileError(f"cannot read {self.path}: {error.strerror}") from error
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        data = self.read_at(at, size)
+        if len(data) < size:
+            raise DamagedError(f"the file ends at offset {at + len(data)}")
+        return data

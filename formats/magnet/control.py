@@ -28,8 +28,9 @@ from tcpkmon.formats.magnet.layout import CONTROL, HEADER, TEXT, Layout
 MAGIC = b"MAGNeT\r\n"
 CHUNK = 1024
 """Records that have one CRC."""
-CHECK, LEDGER, CHANGE, END = "CHECK", "LEDGER", "CHANGE", "END"
-TRIGGER, UNSEEN = "TRIGGER", "UNSEEN"
+CHECK, LEDGER, END = "CHECK", "LEDGER", "END"
+CHANGE, TRIGGER, UNSEEN = FACTS = ("CHANGE", "TRIGGER", "UNSEEN")
+"""As EVENTS of formats/base/facts.py; their values are under the name in small letters."""
 POINT_COUNTERS = (
     "attempts", "filtered", "unchanged", "limited", "written", *KERNEL_CAUSES, *COLLECTOR_CAUSES,
     "in_file",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError
+from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.base.files import InputFile
 from tcpkmon.formats.base.limits import MOST_CONTROL_BYTES, MOST_NAME_CHARACTERS
 from tcpkmon.formats.klogger.table import NUMBERS
@@ -63,18 +63,19 @@ class MagnetFile(InputFile):
         self.first = 0
         self.kinds = kinds
         self.has_header = layout is None
-        try:
+        with self.reading_header():
             self.layout = layout or self._find_layout()
             if layout is None:
                 self._read_header()
-        except DamagedError as error:
-            self.close()
-            raise DamagedError(f"{self.path}: {error.message}", error.hint) from error
-        except TcpkmonError:
-            self.close()
-            raise
+        self._known = np.zeros(NUMBERS, np.bool_)
+        self._known[[kind.code for kind in self.kinds]] = True
         self.size = self._size
         self.count, self.cut_bytes = divmod(self._size, self.layout.size)
+
+    def is_known(self, codes: NDArray[Any]) -> NDArray[np.bool_]:
+        """(n,) which of these codes are of its events."""
+        found: NDArray[np.bool_] = (codes < NUMBERS) & self._known[np.minimum(codes, NUMBERS - 1)]
+        return found
 
     def data_kinds(self) -> NDArray[Any]:
         """(NUMBERS,) what the data is, by code."""
@@ -85,13 +86,13 @@ class MagnetFile(InputFile):
 
     def read(self, start: int, count: int) -> NDArray[Any]:
         """So many records from a place on. DamagedError if the file became shorter."""
-        data = self._read(start * self.layout.size, count * self.layout.size)
+        data = self.read_at(start * self.layout.size, count * self.layout.size)
         if len(data) < count * self.layout.size:
             raise DamagedError("the file became shorter while it was read")
         return self.layout.rows(data)
 
     def _find_layout(self) -> Layout:
-        head = self._read(0, 2 * max(layout.size for layout in EVERY))
+        head = self.read_at(0, 2 * max(layout.size for layout in EVERY))
         if not head.startswith(MAGIC):
             raise DamagedError("not a MAGNeT file of tcpkmon", "see tcpkmon magnet-parse --help")
         for layout in EVERY:
@@ -102,11 +103,11 @@ class MagnetFile(InputFile):
 
     def _read_header(self) -> None:
         layout = self.layout
-        length = int(self.layout.rows(self._read(0, layout.size))["size"][0])
+        length = int(self.layout.rows(self.read_at(0, layout.size))["size"][0])
         if not 0 < length <= MOST_CONTROL_BYTES:
             raise DamagedError("the header is damaged or too large")
         self.first = 1 + text_records(length, layout)
-        rows = self.layout.rows(self._read(0, self.first * layout.size))
+        rows = self.layout.rows(self.read_at(0, self.first * layout.size))
         try:
             header = decode(rows, layout)
             json.dumps(header, ensure_ascii=False).encode()  # an escape may be half a character
@@ -119,18 +120,6 @@ class MagnetFile(InputFile):
             raise DamagedError("the header tells another layout than its own")
         self.header = header
         self.kinds = _read_kinds(header)
-
-    def _read(self, at: int, size: int) -> bytes:
-        """So many bytes, fewer at the end of the file."""
-        parts = []
-        try:
-            while size and (part := os.pread(self._file.fileno(), size, at)):
-                parts.append(part)
-                at += len(part)
-                size -= len(part)
-        except OSError as error:
-            raise FileError(f"cannot read {self.path}: {error.strerror}") from error
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def make_header(

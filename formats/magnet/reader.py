@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tcpkmon.formats.base.closing import Closing
 from tcpkmon.formats.base.control import EndReason
 from tcpkmon.formats.base.errors import DamagedError, TcpkmonError, UsageError
 from tcpkmon.formats.base.segments import find_capture, has_earlier, order, place_of
 from tcpkmon.formats.klogger.batch import LogBatch
 from tcpkmon.formats.klogger.chain import Chain
-from tcpkmon.formats.klogger.source import Damage, Source
+from tcpkmon.formats.klogger.source import Missing, Source
 from tcpkmon.formats.klogger.table import NUMBERS, LogEvent, LogField, LogFormat
 from tcpkmon.formats.magnet.control import END, LEDGER, POINT_COUNTERS, points_of
 from tcpkmon.formats.magnet.header import Kind, MagnetFile
@@ -38,11 +37,11 @@ _LOSSES = slice(2 + POINT_COUNTERS.index("written") + 1, 2 + POINT_COUNTERS.inde
 
 
 @dataclass
-class Losses:
-    """What is missing; see formats.klogger.source.Missing.
+class Losses(Missing):
+    """What is missing: by_records: what LOST records count, in `gaps` places.
 
     ledger, missed: of the last LEDGER, in all and what programs never saw. follows: it is a segment
-    after others, whose losses the first LEDGER counts. goes_on: another segment follows.
+    after others, whose losses the first LEDGER counts.
     """
 
     records: int = 0
@@ -57,12 +56,7 @@ class Losses:
 
     @property
     def counted(self) -> tuple[int, int]:
-        """How many events LOST records count, and how many the ledger."""
         return self.by_records, self.ledger
-
-    @property
-    def lost(self) -> int:
-        return max(self.counted) + self.missed
 
     def describe(self) -> str:
         if not self.lost:
@@ -86,26 +80,19 @@ class Losses:
             return
 
 
-@dataclass
-class MagnetReader(Closing, Damage):
-    """An open MAGNeT file; see LogReader, whose attributes it has. Closing it closes the file."""
+class MagnetReader(Source):
+    """An open MAGNeT file. Closing it closes the file."""
 
-    file: MagnetFile
-    problems: list[DamagedError] = field(default_factory=list)
-    losses: Losses = field(default_factory=Losses)
+    finish = "END"
 
-    def __post_init__(self) -> None:
-        self.header = self.file.header
-        self.format = make_format(self.file)
-        self.cpu = 0
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self.file.path
+    def __init__(self, file: MagnetFile) -> None:
+        self.file = file
+        self.path, self.header = file.path, file.header
+        self.format = make_format(file)
+        self.losses: Losses = Losses()
+        self._forget()
 
     def close(self) -> None:
-        """Close the file."""
         self.file.close()
 
     def check_size(self) -> None:
@@ -117,17 +104,10 @@ class MagnetReader(Closing, Damage):
                 "give its layout: --bits, --data",
             )
 
-    @property
-    def tail(self) -> str:
-        """Why the end of the file is unknown; empty if it ended in order."""
-        if not self.file.has_header or (self.losses.complete and not self.problems):
-            return ""
-        if self.losses.complete:
-            return "tail unknown: the file is damaged"
-        return "tail unknown: the file does not end with END"
+    def _end(self) -> str:
+        return super()._end() if self.file.has_header else ""
 
     def present(self) -> frozenset[int]:
-        """The codes that occur."""
         found = np.zeros(NUMBERS, np.bool_)
         for piece in Walk(self.file):
             if isinstance(piece, Piece):
@@ -144,7 +124,6 @@ class MagnetReader(Closing, Damage):
         follows = has_earlier(self.header.get("settings"))
         self._forget()
         self.losses = Losses(follows=follows)
-        is_known = self.format.payload_sizes >= 0
         kinds, serial = file.data_kinds(), 1
         try:
             for piece in walk:
@@ -162,7 +141,7 @@ class MagnetReader(Closing, Damage):
                     width[lost] = np.maximum(rows["size"][lost], 1)
                 serials = np.cumsum(width) - width + np.uint64(serial % 2**64)
                 serial += int(width.sum())
-                good = (codes < NUMBERS) & is_known[np.minimum(codes, NUMBERS - 1)]
+                good = file.is_known(codes)
                 if not good.all():
                     rows, serials = rows[good], serials[good]
                 self.losses.records += len(rows)

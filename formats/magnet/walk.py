@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.base.limits import MOST_CONTROL_BYTES, MOST_DAMAGE
-from tcpkmon.formats.klogger.table import NUMBERS
 from tcpkmon.formats.magnet.control import CHUNK, END, Block, decode, text_records
 from tcpkmon.formats.magnet.header import MagnetFile
 from tcpkmon.formats.magnet.layout import CONTROL, FIRST_CONTROL, LOST, TEXT
@@ -70,8 +69,6 @@ class Walk:
         self.ended = False
         self.cut_at: int | None = None
         self._block = Block(file.layout.size)
-        self._is_known = np.zeros(NUMBERS, np.bool_)
-        self._is_known[[kind.code for kind in file.kinds]] = True
         self._rows, self._start = file.read(0, 0), 0
         self._controls = self._others = _NONE
         """Of the records in memory, those of control entries, and those that are no TEXT."""
@@ -126,7 +123,7 @@ class Walk:
         if self._file.has_header:
             counts = np.maximum(rows["size"][codes == LOST], 0)
             self.lost += int(counts.astype(np.int64).sum())
-        known = (codes < NUMBERS) & self._is_known[np.minimum(codes, NUMBERS - 1)]
+        known = self._file.is_known(codes)
         if not known.all():
             strange = np.flatnonzero(~known)
             what = f"{len(strange)} record(s) of unknown events, the first {codes[strange[0]]}"

@@ -27,7 +27,7 @@ def describe(capture: Capture, records: Snapshots) -> dict[bytes, bytes]:
     header, number = capture.header, capture.seq_column
     if header.endian == Endian.PDP or number is None or capture.is_cut:
         raise FileError(f"{capture.path} does not come out of Parquet again")
-    first_bytes = capture.raw(0, capture.data_offset)
+    first_bytes = capture.read_at(0, capture.data_offset)
     size = capture.data_offset + len(capture) * header.entry_size
     order = ">" if header.endian == Endian.BIG else "<"
     first = int(capture.column(number.name, 0, 1)[0]) if len(capture) else 0

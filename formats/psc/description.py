@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tcpkmon.formats.base import facts
 from tcpkmon.formats.base.errors import DamagedError, TcpkmonError, UsageError
-from tcpkmon.formats.base.limits import MOST_SCHEMA_BYTES, MOST_SETTINGS_CHARACTERS
+from tcpkmon.formats.base.limits import MOST_SCHEMA_BYTES
 from tcpkmon.formats.psc.columns import Column
-from tcpkmon.formats.psc.header import KIND_CLOCK, KIND_SCHEMA, KIND_SETTINGS, Header
+from tcpkmon.formats.psc.header import KIND_CLOCK, KIND_SCHEMA, Header
 
 if TYPE_CHECKING:
     from tcpkmon.formats.schema import Schema
@@ -85,17 +84,9 @@ class Description:
     @functools.cached_property
     def settings(self) -> dict[str, Any]:
         """How the file was captured; empty if the header has no settings."""
-        text = self.header.text(KIND_SETTINGS)
-        if text is None:
-            return {}
-        try:
-            found = json.loads(text[:MOST_SETTINGS_CHARACTERS])
-        except (ValueError, RecursionError):
-            found = None
-        if isinstance(found, dict):
-            return found
-        self._complain("the header's settings cannot be read")
-        return {}
+        if self.header.settings is None:
+            self._complain("the header's settings cannot be read")
+        return self.header.settings or {}
 
     @functools.cached_property
     def schema(self) -> Schema | None:

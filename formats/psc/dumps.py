@@ -12,7 +12,6 @@ behind the states that it repeats of the segment before it, which are left out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -24,8 +23,9 @@ from numpy.typing import NDArray
 from tcpkmon.formats.base import control as controls
 from tcpkmon.formats.base.byteorder import Endian
 from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.settings import setting
 from tcpkmon.formats.psc.columns import Column
-from tcpkmon.formats.psc.header import KIND_SETTINGS, Header
+from tcpkmon.formats.psc.header import Header
 from tcpkmon.formats.psc.pieces import Piece, capture_of
 from tcpkmon.formats.psc.states import find_states
 from tcpkmon.formats.psc.values import decode
@@ -49,8 +49,8 @@ class Shared:
 def from_ns(header: Header) -> int | None:
     """When the window of a dump begins, CLOCK_MONOTONIC; None of a file that is no dump."""
     try:
-        return int(json.loads(header.text(KIND_SETTINGS) or "{}")["recorder"]["from_ns"])
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return int(setting(header.settings, "recorder", "from_ns"))
+    except (ValueError, TypeError, OverflowError):
         return None
 
 

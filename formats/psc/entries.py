@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from tcpkmon.formats.base import control as controls
 from tcpkmon.formats.base.byteorder import Endian, Rows, integers
-from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError
+from tcpkmon.formats.base.errors import FileError, TcpkmonError
 from tcpkmon.formats.base.files import InputFile
 from tcpkmon.formats.base.limits import MOST_HEADER_BYTES
 from tcpkmon.formats.psc.columns import CLASSIC, CLASSIC_BYTES, Column, entry_dtype
 from tcpkmon.formats.psc.description import Description
 from tcpkmon.formats.psc.dumps import join
-from tcpkmon.formats.psc.header import HEADER_DAMAGED, Header, decode_header
+from tcpkmon.formats.psc.header import HEADER_DAMAGED, decode_header
 from tcpkmon.formats.psc.pieces import Piece, find_files, follow
 from tcpkmon.formats.psc.sequence import Losses
 from tcpkmon.formats.psc.values import ORDERS, ColumnReader
@@ -49,15 +49,14 @@ class Entries(InputFile, Description):
         (first, *later), missing = find_files(path, *more)
         InputFile.__init__(self, first)
         self._losses: Losses | None = None
-        try:
-            header, self._data_offset = self._read_header()
-        except TcpkmonError:
-            self.close()
-            raise
+        with self.reading_header():
+            found = self.read_at(0, min(self._size, MOST_HEADER_BYTES))
+            header, self.data_offset = decode_header(found, self._size)
+            """Where the entries of the (first) file begin."""
         self.path = Path(path)
         Description.__init__(self, self.path, header)
         size = header.entry_size
-        self._rows, rest = divmod(self._size - self._data_offset, size)
+        self._rows, rest = divmod(self._size - self.data_offset, size)
         self.is_cut = bool(rest)
         """Whether the last entry is cut short."""
         self.damaged = self.is_cut or not header.is_intact
@@ -73,7 +72,7 @@ class Entries(InputFile, Description):
                 f"{rest} of {size} bytes; it is left out"
             )
         self._pieces = [
-            Piece(first, header, self._data_offset, self._rows, rest, self._file)
+            Piece(first, header, self.data_offset, self._rows, rest, self._file)
         ]
         if later:
             pieces, is_damaged = follow(self._pieces[0], later, self.warnings)
@@ -93,14 +92,6 @@ class Entries(InputFile, Description):
         )
         """Whether the entries can be control entries: they have the classic columns for it."""
 
-    def _read_header(self) -> tuple[Header, int]:
-        try:
-            return decode_header(self._file.read(min(self._size, MOST_HEADER_BYTES)), self._size)
-        except OSError as error:
-            raise FileError(f"cannot read {self.path}: {error.strerror}") from error
-        except DamagedError as error:
-            raise DamagedError(f"{self.path}: {error.message}", error.hint) from error
-
     def __len__(self) -> int:
         return self._rows
 
@@ -108,18 +99,6 @@ class Entries(InputFile, Description):
     def rest_bytes(self) -> int:
         """Of an entry that is cut short at the end of the (first) file."""
         return self._pieces[0].rest
-
-    @property
-    def data_offset(self) -> int:
-        """Where the entries of the (first) file begin."""
-        return self._data_offset
-
-    def raw(self, offset: int, size: int) -> bytes:
-        """Bytes of the (first) file; fewer at its end."""
-        try:
-            return os.pread(self._file.fileno(), size, offset)
-        except OSError as error:
-            raise FileError(f"cannot read {self.path}: {error.strerror}") from error
 
     @functools.cached_property
     def array(self) -> npt.NDArray[Any]:
@@ -129,7 +108,7 @@ class Entries(InputFile, Description):
         if not self._rows:
             return np.frombuffer(b"", self.entry_dtype)
         try:
-            return np.memmap(self._file, self.entry_dtype, "r", self._data_offset, (self._rows,))
+            return np.memmap(self._file, self.entry_dtype, "r", self.data_offset, (self._rows,))
         except (OSError, ValueError) as error:
             raise FileError(f"cannot map {self.path}: {error}") from error
 
@@ -148,21 +127,6 @@ class Entries(InputFile, Description):
     def read_into(self, rows: Rows, start: int) -> None:
         """Fill the array `rows` with the entries from `start` on. Any thread may call it."""
         view = memoryview(rows.view(np.uint8).data)
-        if len(self._pieces) > 1:
-            self._read_pieces(view, start)
-            return
-        offset = self._data_offset + start * self.entry_dtype.itemsize
-        try:
-            done = 0
-            while done < len(view):
-                count = os.preadv(self._file.fileno(), [view[done:]], offset + done)
-                if not count:
-                    raise DamagedError(f"{self.path}: the file became shorter while it was read")
-                done += count
-        except OSError as error:
-            raise FileError(f"cannot read {self.path}: {error.strerror}") from error
-
-    def _read_pieces(self, view: memoryview, start: int) -> None:
         size = self.entry_dtype.itemsize
         for piece in self._pieces:
             count = min(max(piece.rows - start, 0), len(view) // size)

@@ -36,6 +36,7 @@ appendix differ, so both are read.
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 import sys
@@ -46,7 +47,12 @@ from typing import Any
 
 from tcpkmon.formats.base.byteorder import Endian
 from tcpkmon.formats.base.errors import DamagedError, UsageError
-from tcpkmon.formats.base.limits import MOST_COLUMNS, MOST_HEADER_BYTES, MOST_HEADER_RECORDS
+from tcpkmon.formats.base.limits import (
+    MOST_COLUMNS,
+    MOST_HEADER_BYTES,
+    MOST_HEADER_RECORDS,
+    MOST_SETTINGS_CHARACTERS,
+)
 from tcpkmon.formats.base.text import text_of
 from tcpkmon.formats.psc.columns import (
     MODS_RENO,
@@ -106,6 +112,18 @@ class Header:
         if kind not in self.extras:
             return None
         return b"".join(self.extras[kind]).rstrip(b"\0").decode("utf-8", "backslashreplace")
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Any] | None:
+        """How the file was captured, if the header says it; None if that cannot be read."""
+        text = self.text(KIND_SETTINGS)
+        if text is None:
+            return {}
+        try:
+            found = json.loads(text[:MOST_SETTINGS_CHARACTERS])
+        except (ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
 
     def clock(self) -> tuple[int, int, int] | None:
         """(monotonic ns, realtime ns, uncertainty ns) at the start, or None."""

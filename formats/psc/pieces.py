@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
@@ -15,7 +14,7 @@ from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError
 from tcpkmon.formats.base.files import is_unpacked, read_head
 from tcpkmon.formats.base.limits import MOST_HEADER_BYTES
 from tcpkmon.formats.base.segments import find_capture, find_segments, open_segment, order, place_of
-from tcpkmon.formats.psc.header import KIND_SETTINGS, Header, decode_header
+from tcpkmon.formats.psc.header import Header, decode_header
 
 SUFFIXES = (".pm", ".arrow")
 _FIRST_BYTES = 1 << 18
@@ -44,7 +43,8 @@ class Piece:
                 while done < len(view):
                     count = os.preadv(file.fileno(), [view[done:]], offset + done)
                     if not count:
-                        raise DamagedError(f"{self.path}: the file became shorter meanwhile")
+                        what = "the file became shorter while it was read"
+                        raise DamagedError(f"{self.path}: {what}")
                     done += count
         except OSError as error:
             raise FileError(f"cannot read {self.path}: {error.strerror}") from error
@@ -133,7 +133,4 @@ def follow(
 
 def capture_of(header: Header) -> tuple[str, int]:
     """Capture and number of a segment's header; ("", 0) for a file that is none."""
-    try:
-        return place_of(json.loads(header.text(KIND_SETTINGS) or "{}"))
-    except (ValueError, RecursionError):
-        return "", 0
+    return place_of(header.settings)

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.base.control import EXISTING
-from tcpkmon.formats.psc.header import KIND_SETTINGS, Header
+from tcpkmon.formats.base.settings import setting
+from tcpkmon.formats.psc.header import Header
 
 MOST = 1 << 14
 Locations = Callable[[int, int], NDArray[np.unsignedinteger]]
@@ -30,10 +30,7 @@ def find_states(header: Header, rows: int, locations: Locations) -> tuple[int, i
 
 def described(header: Header) -> Mapping[str, object]:
     """What the header says of them: `row`, `count`, and `known`, of how many connections."""
-    try:
-        found = json.loads(header.text(KIND_SETTINGS) or "{}")["segment"]["states"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return {}
+    found = setting(header.settings, "segment", "states")
     return found if isinstance(found, dict) else {}
 
 

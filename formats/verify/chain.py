@@ -23,11 +23,13 @@ from tcpkmon.formats.base.segments import (
     parse_name,
     read_index,
 )
-from tcpkmon.formats.verify.named import Named
+from tcpkmon.formats.base.text import some_of
+from tcpkmon.formats.verify.listed import Listed
 from tcpkmon.formats.verify.report import DOES_NOT_ADD_UP, LOSSES, Problems, Report
 from tcpkmon.formats.verify.segment import UNKNOWN, Part
 
 Verify = Callable[[Path], list[Report]]
+_LISTED = 5
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class _Capture:
     """Those that are Parquet without a proof."""
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Records in a segment, and how many were lost, as they were when it was sealed."""
-    named: Named = field(default_factory=Named)
+    listed: Listed = field(default_factory=Listed)
     strangers: dict[str, str] = field(default_factory=dict)
     """By name, those of which the index says that they are of another capture, and which."""
     first_told: int = 0
@@ -97,10 +99,10 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
     lines, has_all = read_index(folder)
     left_out = False
     of_names: dict[str, str] = {}
-    named = Named()
+    listed = Listed()
     for line in lines:
         name, number = line.get("name"), line.get("number")
-        named.told(line)
+        listed.told(line)
         if not isinstance(name, str) or not isinstance(number, int):
             continue
         capture_id = str(line.get("capture"))
@@ -116,7 +118,7 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
     here = {segment.original for segment in segments}
     gone: list[str] = []
     for capture_id, capture in captures.items():
-        capture.named = named
+        capture.listed = listed
         capture.strangers = {
             segment.name: told
             for segment, _, _ in capture.parts.values()
@@ -139,7 +141,7 @@ def _without_parts(folder: str, gone: list[str], others: list[str]) -> Report:
     """Of captures without any segment here."""
     report, problems = Report(folder, ledger=True, proven_end=True), Problems(0, 0)
     if others:
-        report.notes.append(f"not of these captures: {_listed(others)}")
+        report.notes.append(f"not of these captures: {some_of(others, _LISTED)}")
     for name in gone[:MOST_PROBLEMS]:
         problems.add_header(f"{name} is missing")
     problems.count(len(gone[MOST_PROBLEMS:]))
@@ -170,7 +172,7 @@ class _Chain:
         self._compared: list[str] = []
         """What was said of comparisons with the kernel."""
         if others:
-            self._report.notes.append(f"not of this capture: {_listed(others)}")
+            self._report.notes.append(f"not of this capture: {some_of(others, _LISTED)}")
 
     def check(self) -> Report:
         report, capture, problems = self._report, self._capture, self._problems
@@ -226,7 +228,7 @@ class _Chain:
     def _compare(self, segment: Segment, found: Report, number: int) -> None:
         """The segment has what the index counted when it was sealed, and digested when packed."""
         is_whole = not found.problems_total and found.proven_end
-        for what in self._capture.named.differences(segment, self._report.path, is_whole):
+        for what in self._capture.listed.differences(segment, self._report.path, is_whole):
             self._problems.add_header(f"{segment.name}: {what}")
         counts = self._capture.counts.get(number)
         if counts is None or not is_whole:
@@ -322,8 +324,3 @@ def _ranges(found: list[tuple[int, int]]) -> str:
             runs.append([first, last])
     shown = [f"{a}" if a == b else f"{a}-{b}" for a, b in runs[:8]]
     return ", ".join(shown) + (" ..." if len(runs) > 8 else "")
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - 5
-    return ", ".join(names[:5]) + (f" and {more} more" if more > 0 else "")

@@ -19,6 +19,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -43,6 +44,22 @@ IN_FLIGHT = 64
 """Events that may be half counted when a ledger before the last reads the kernel's counters."""
 POINTS = 256
 """Points are 0 to 255."""
+TEXTS = MappingProxyType(
+    {
+        "attempts": "{where}: {told} attempts, but what became of them adds up to {found}",
+        "serials": "CPU {cpu}: {told} serials given out, but its events add up to {found}",
+        "came out": "{where}: {told} written into the ring, but {found} came out",
+        "damaged": "CPU {cpu}: {found} records left the ring and are nowhere, {told} damaged",
+        "read": "CPU {cpu}: {told} records read, but its events add up to {found}",
+        "ring_lost": "CPU {cpu}: its ring itself counts {told} that found no room, "
+        "the ledger {found}",
+        "late": "CPU {cpu}: {told} records late, but its events add up to {found}",
+        "in file": "{where}: {found} records in the file before ledger {number}, "
+        "which counts {told}",
+        "fell": "{what} falls from {then} to {now}",
+    }
+)
+"""Where a format has no other words."""
 
 
 @dataclass
@@ -92,10 +109,12 @@ class Ledger(ABC):
     counts: records in the file before this ledger, by cpu * POINTS + point.
     """
 
-    texts: ClassVar[Mapping[str, str]]
+    texts: ClassVar[Mapping[str, str]] = TEXTS
     """The words for each of the balance's checks; `told` is in the ledger, `found` in the file or
     in other counters of the ledger."""
-    slack: ClassVar[Mapping[str, int]]
+    slack: ClassVar[Mapping[str, int]] = MappingProxyType(
+        dict.fromkeys(("attempts", "serials", "came out", "read", "late"), IN_FLIGHT)
+    )
     """How far off a ledger may be that is not final, by check: one that is not here is made of the
     final ledger alone."""
     lasting: ClassVar[frozenset[str]] = frozenset()

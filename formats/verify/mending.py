@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -22,6 +23,32 @@ _ROUNDS = 6
 _COPY_BYTES = 1 << 20
 FilePath = str | os.PathLike[str]
 Source = TypeVar("Source")
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What a repair did. kept, dropped: entries, dumps or records (`what`); missing: numbers, or
+    records, that are newly counted as lost. None: it counts no such."""
+
+    what: str
+    kept: int
+    cut_bytes: int
+    """Of what is cut short at the end."""
+    report: Report
+    """What verify says of the new file."""
+    dropped: int | None = None
+    missing: int | None = None
+
+    @property
+    def summary(self) -> str:
+        """In one line."""
+        told = [f"{self.kept} {self.what} kept"]
+        if self.dropped is not None:
+            told.append(f"{self.dropped} left out")
+        if self.missing is not None:
+            numbers = " sequence number(s)" if self.what == "entries" else ""
+            told.append(f"{self.missing}{numbers} newly counted as lost")
+        return ", ".join([*told, f"{self.cut_bytes} bytes cut off"])
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.base import causes
 from tcpkmon.formats.base.limits import MOST_ENTRIES, MOST_PROBLEMS
+from tcpkmon.formats.base.settings import setting
 from tcpkmon.formats.base.unseen import describe
 from tcpkmon.formats.verify.segment import Part
 
@@ -142,7 +143,7 @@ class Missed:
 def find_unproven(settings: object) -> dict[str, str]:
     """The events of a header's settings whose losses the kernel did not count, and how they were
     attached."""
-    found = settings.get("unproven") if isinstance(settings, dict) else None
+    found = setting(settings, "unproven")
     if not isinstance(found, dict):
         return {}
     return {str(name): str(way) for name, way in found.items()}
@@ -150,14 +151,13 @@ def find_unproven(settings: object) -> dict[str, str]:
 
 def find_unseen(settings: object) -> list[str]:
     """What the kernel showed no program, in a header's settings: a text, or none."""
-    found = settings.get("unseen") if isinstance(settings, dict) else None
+    found = setting(settings, "unseen")
     return [f"{NOT_SEEN}{found}"] if found and isinstance(found, str) else []
 
 
 def find_anonymised(settings: object) -> list[str]:
     """What a header's settings say that was replaced afterwards: a text, or none."""
-    found = settings.get("anonymised") if isinstance(settings, dict) else None
-    kinds = found.get("replaced") if isinstance(found, dict) else None
+    kinds = setting(settings, "anonymised", "replaced")
     if not isinstance(kinds, list):
         return []
     return [f"anonymised; replaced are: {', '.join(str(one) for one in kinds[:50])}"]
@@ -263,6 +263,10 @@ class Report:
             self.window = [re.sub("^complete from ", "not complete from ", line)
                            for line in self.window]  # fmt: skip
 
+    def word(self, word: str) -> str:
+        """What a person calls it in this format."""
+        return self.words.get(word, word)
+
     @property
     def totals(self) -> Row:
         """The sum of the rows."""
@@ -315,7 +319,7 @@ class Report:
         if shed := self.totals.shed:
             while_on += f"; {shed} shed by the budget"
         if self.unproven:
-            of = f"{len(self.unproven)} {self.words.get('location', 'location')}(s)"
+            of = f"{len(self.unproven)} {self.word('location')}(s)"
             counted = f"{lost or 'no'} loss(es) counted{while_on}"
             return f"adds up: {counted}; not proven for {of} (see below)"
         if more := self.ring_unexplained:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from tcpkmon.formats.base.control import Change, Trigger
-from tcpkmon.formats.base.reconciled import What
+from tcpkmon.formats.base.reconciled import Reconciled, What
 from tcpkmon.formats.base.shedding import steps_of
 from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.verify.balance import (
@@ -73,16 +73,17 @@ class Run(Found):
             self.end = item
 
     def _tell(self, told: Told) -> None:
-        if isinstance(told.what, Change):
-            self._changes.feed(told.entry, told.what)
-        elif isinstance(told.what, Trigger):
-            self._window.fired(told.entry, told.what)
-        elif isinstance(told.what, Unseen):
-            self._count_unseen(told.entry, told.what)
-        elif told.what.what == What.SUMMARY:
-            self.report.notes.append(told.what.describe())
-        else:  # a difference that no loss explains
-            self.problems.add(told.entry, told.what.describe())
+        match told.what:
+            case Change() as change:
+                self._changes.feed(told.entry, change)
+            case Trigger() as trigger:
+                self._window.fired(told.entry, trigger)
+            case Unseen() as unseen:
+                self._count_unseen(told.entry, unseen)
+            case Reconciled(what=What.SUMMARY) as summary:
+                self.report.notes.append(summary.describe())
+            case Reconciled() as difference:  # that no loss explains
+                self.problems.add(told.entry, difference.describe())
 
     def _count_unseen(self, entry: int, now: Unseen) -> None:
         """What process 1 had of the CPUs since the entry before."""
@@ -112,14 +113,12 @@ class Run(Found):
             return
         if before is not None:
             if before.final:
-                problems.add(ledger.index, f"a {self._word('checkpoint')} follows the final one")
+                what = f"a {self.report.word('checkpoint')} follows the final one"
+                problems.add(ledger.index, what)
             check_rise(problems, before, ledger)
         check_sums(problems, ledger)
         if ledger.is_counted:
             check_counts(problems, ledger, decoder.has_cpu, ledger.repaired)
-
-    def _word(self, word: str) -> str:
-        return self.report.words.get(word, word)
 
     def _finish(self) -> None:
         report, decoder, last, base = self.report, self.decoder, self.last, self.base
@@ -133,7 +132,7 @@ class Run(Found):
         counted = int(last.counts.sum()) if last is not None else 0
         report.after_checkpoint = int(self.tally.counts.sum()) - counted
         if last is not None and last.final and report.after_checkpoint:
-            what = f"{self._word('snapshot')}s follow the final {self._word('checkpoint')}"
+            what = f"{report.word('snapshot')}s follow the final {report.word('checkpoint')}"
             self.problems.add(last.index, what)
         decoder.conclude(self)
         report.unproven = find_unproven(settings)
@@ -160,7 +159,7 @@ class Run(Found):
         report.end_reason, name = end.reason, self.decoder.end
         is_final = last is not None and last.final
         if not (is_final or end.is_early or end.reason == FAILED or self.decoder.needs_no_ledger):
-            what = f"{name} without a final {self._word('checkpoint')} before it"
+            what = f"{name} without a final {report.word('checkpoint')} before it"
             self.problems.add(end.entry, what)
         if end.is_early and report.part is None:
             self.problems.add(end.entry, f"{name} says that another file follows this one")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tcpkmon.formats.base.limits import MOST_CPUS
+from tcpkmon.formats.base.settings import setting
 
 _CAPTURE = re.compile(r"[0-9a-f]{32}")
 _MOST = 1 << 62
@@ -68,7 +69,7 @@ class Part:
 
 def find_part(settings: object) -> Part | None:
     """The segment of a header's settings; None for a file that is none. ValueError if damaged."""
-    found = settings.get("segment") if isinstance(settings, dict) else None
+    found = setting(settings, "segment")
     if found is None:
         return None
     try:
@@ -78,6 +79,15 @@ def find_part(settings: object) -> Part | None:
         return Part(capture, number, None if previous is None else _previous(previous))
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ValueError("the header's description of this segment cannot be read") from None
+
+
+def previous_of(settings: object) -> Previous:
+    """Where the segment before ended, for who repairs: verify tells of damage."""
+    try:
+        part = find_part(settings)
+    except ValueError:
+        part = None
+    return (part.previous if part is not None else None) or Previous()
 
 
 def _previous(found: Mapping[str, Any]) -> Previous:

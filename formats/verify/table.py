@@ -36,7 +36,7 @@ def print_report(console: Console, report: Report) -> None:
     console.print(
         _text(report.path, "bold"),
         Text(": "),
-        _text(report.verdict, _style(report)),
+        _text(report.verdict, _STYLES.get(report.exit_code, "red")),
         sep="",
         soft_wrap=True,
     )
@@ -46,7 +46,7 @@ def print_report(console: Console, report: Report) -> None:
     if report.rows:
         console.print(_fitting_table(console, report))
         if report.tail_unknown:
-            last = f"The table is as of the last {_word(report, 'checkpoint')}."
+            last = f"The table is as of the last {report.word('checkpoint')}."
             console.print(_text(last, "yellow"))
     for line in _remarks(report):
         console.print(_text(line))
@@ -57,19 +57,10 @@ def print_report(console: Console, report: Report) -> None:
         console.print(_text(f"... and {unlisted} more problem(s)"))
 
 
-def _word(report: Report, word: str) -> str:
-    """What it is called in this kind of file."""
-    return report.words.get(word, word)
-
-
 def _place(report: Report, problem: Problem) -> str:
     if problem.entry < 0:
         return ""
-    return f"offset {problem.offset}, {_word(report, 'entry')} {problem.entry}: "
-
-
-def _style(report: Report) -> str:
-    return _STYLES.get(report.exit_code, "red")
+    return f"offset {problem.offset}, {report.word('entry')} {problem.entry}: "
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -77,9 +68,9 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def _summary(report: Report) -> str:
-    parts = [f"{report.entries} {_word(report, 'entries')}, {report.size_bytes} bytes"]
+    parts = [f"{report.entries} {report.word('entries')}, {report.size_bytes} bytes"]
     if report.ledger:
-        parts.append(f"{report.checkpoints} {_word(report, 'checkpoint')}(s)")
+        parts.append(f"{report.checkpoints} {report.word('checkpoint')}(s)")
         parts.append(f"{report.clock_pairs} clock pair(s)")
         ended = "no end" if report.end_reason is None else f"ended: {report.end_reason}"
         parts.append(ended)
@@ -108,7 +99,7 @@ def _ledger_table(report: Report, aside: tuple[str, ...]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_header=True)
     if per_cpu:
         table.add_column("cpu", justify="right")
-    table.add_column(_word(report, "location"), no_wrap=True)
+    table.add_column(report.word("location"), no_wrap=True)
     for name in columns:
         table.add_column(name, justify="right", overflow="fold")
     for row in (*report.rows, totals):
@@ -166,8 +157,8 @@ def _remarks(report: Report) -> Iterable[str]:
         yield f"the clock was set {report.clock_steps} time(s) while capturing"
     if report.tail_unknown:
         yield (
-            f"tail unknown: {report.after_checkpoint} {_word(report, 'snapshot')}(s) "
-            f"after the last {_word(report, 'checkpoint')}, "
+            f"tail unknown: {report.after_checkpoint} {report.word('snapshot')}(s) "
+            f"after the last {report.word('checkpoint')}, "
             "and perhaps more that were never written"
         )
     for name, way in report.unproven.items():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A capture file as a tape: what its decoder yields, in the order of the file.
 
-    Records | Change Trigger Reconciled Unseen | Opening ... Ledger | Records | ... | End
+    Records | Told Told ... | Opening ... Ledger | Records | ... | End
 
 formats/verify/run.py proves a tape, whatever its format. What only one format has (sequence
 numbers, checksums, dumps), its decoder checks itself, and adds to the same problems.
@@ -13,9 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tcpkmon.formats.base.control import EXISTING, Change, EndReason, Trigger
-from tcpkmon.formats.base.reconciled import Reconciled
-from tcpkmon.formats.base.unseen import Unseen
+from tcpkmon.formats.base.control import EXISTING, Control, EndReason
 from tcpkmon.formats.verify.ledger import Ledger
 from tcpkmon.formats.verify.report import DAMAGED, I64, Problems, Report
 from tcpkmon.formats.verify.segment import Part, Previous, find_part
@@ -41,7 +39,7 @@ class Told:
     """Something that the collector tells, and which entry of the file tells it."""
 
     entry: int
-    what: Change | Trigger | Reconciled | Unseen
+    what: Control
 
 
 @dataclass(frozen=True)

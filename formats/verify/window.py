@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
+from tcpkmon.formats.base.changes import iso
 from tcpkmon.formats.base.control import Trigger
+from tcpkmon.formats.base.settings import setting
 from tcpkmon.formats.verify.ledger import NUMBERED, Ledger, by_cpu
 from tcpkmon.formats.verify.report import Problems
 from tcpkmon.formats.verify.tape import Decoder, End
@@ -22,10 +22,9 @@ class Window:
     """Told of each trigger; for other files than dumps it does nothing."""
 
     def __init__(self, settings: object, problems: Problems) -> None:
-        found = settings.get("recorder") if isinstance(settings, dict) else None
-        self._settings: Mapping[str, Any] = found if isinstance(found, dict) else {}
         self._problems = problems
-        texts = self._settings.get("triggers")
+        self._from_ns = setting(settings, "recorder", "from_ns")
+        texts = setting(settings, "recorder", "triggers")
         self._texts = [str(text) for text in texts] if isinstance(texts, list) else []
         self._fired: list[Trigger] = []
         self._untold = 0
@@ -60,17 +59,17 @@ class Window:
             report.evicted = previous.entries if decoder.has_all else held
             before = min(report.seq_lost, _lost_before(base, decoder.lost))
         report.seq_lost -= before
-        from_ns = self._settings.get("from_ns")
+        from_ns = self._from_ns
         if type(from_ns) is not int or not 0 <= from_ns < 1 << 62:
             self._problems.add_header("the header's description of this dump cannot be read")
             return
-        until = f"the last {report.words.get('entry', 'entry')}"
+        until = f"the last {report.word('entry')}"
         if report.proven_end and end is not None and end.mono_ns is not None:
             until = iso(epoch_ns(end.mono_ns))
         more = f"; {evicted_words(report.evicted)}" if decoder.has_all else ""
         report.window.append(f"complete from {iso(epoch_ns(from_ns))} to {until}{more}")
         if before:
-            numbers = report.words.get("numbers", "numbers")
+            numbers = report.word("numbers")
             what = f"{before:,} {numbers} missing here are of records lost before it"
             report.window.append(what)
         report.window += [describe(one, self._texts, epoch_ns) for one in self._fired]
@@ -106,13 +105,3 @@ def describe(
         text += f" ({trigger.count} at once)"
     late_ms = (trigger.told_ns - trigger.mono_ns) / 1e6
     return f"{text}, at {iso(epoch_ns(trigger.mono_ns))}, noticed after {late_ms:.1f} ms"
-
-
-def iso(epoch_ns: int) -> str:
-    """A time of day for people."""
-    seconds, rest_ns = divmod(epoch_ns, 1_000_000_000)
-    try:
-        moment = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
-    except (ValueError, OverflowError, OSError):  # of a damaged file
-        return f"{epoch_ns} ns"
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{rest_ns // 1000:06}Z"

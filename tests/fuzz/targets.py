@@ -872,7 +872,7 @@ def groups(data: bytes) -> None:
     bytes as a file in which Docker or Podman names containers."""
     from tcpkmon.collector.session.container_names import Names
     from tcpkmon.formats.base.group_names import MOST_GROUPS, group_of
-    from tcpkmon.formats.base.whose import MOST_TEXT, Groups, Named
+    from tcpkmon.formats.base.whose import MOST_TEXT, GroupPart, Groups
 
     head, _, rest = data.partition(b"\n")
     try:
@@ -882,7 +882,7 @@ def groups(data: bytes) -> None:
     found = Groups(settings)
     for at in range(0, len(rest) - 43, 44):
         callvalue, *words = struct.unpack_from("<11I", rest, at)
-        found.feed(Named.from_words(callvalue, words))
+        found.feed(GroupPart.from_words(callvalue, words))
     assert len(found) <= 4 * MOST_GROUPS and found.unknown >= 0
     for _, group in found.items():
         told = group.told()

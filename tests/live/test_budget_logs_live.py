@@ -18,7 +18,7 @@ from tcpkmon.collector.control.client import Client
 from tcpkmon.collector.plan.budget import is_in_sample
 from tcpkmon.formats.base.changes import ChangeKind
 from tcpkmon.formats.base.control import Change
-from tcpkmon.formats.klogger.batch import changes_of
+from tcpkmon.formats.klogger.batch import facts_of
 from tcpkmon.formats.klogger.reader import LogReader
 from tcpkmon.formats.magnet.control import CHANGE
 from tcpkmon.formats.magnet.header import MagnetFile
@@ -57,7 +57,7 @@ def changes_in(path: Path) -> list[Change]:
     """The steps that a file tells; of a log, CPU 0's file."""
     if path.is_dir():
         with LogReader(path / "kernlog.dump.cpu0") as log:
-            found = [change for batch in log.batches() for _, change in changes_of(batch)]
+            found = [change for batch in log.batches() for _, change in facts_of(batch, Change)]
     else:
         with MagnetFile(path) as file:
             entries = [one for one in Walk(file) if isinstance(one, Entry) and one.kind == CHANGE]

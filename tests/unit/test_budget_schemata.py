@@ -15,8 +15,9 @@ from tcpkmon.collector.plan.event_codegen import event_lines
 from tcpkmon.collector.plan.event_layout import EventLayout, lay_out_sources
 from tcpkmon.collector.plan.schema_sources import find_sources
 from tcpkmon.formats.base.changes import ChangeKind
+from tcpkmon.formats.base.control import Change
 from tcpkmon.formats.base.shedding import Why, encode_why
-from tcpkmon.formats.klogger.batch import changes_of
+from tcpkmon.formats.klogger.batch import facts_of
 from tcpkmon.formats.klogger.reader import LogReader
 from tcpkmon.formats.magnet.control import POINT_COUNTERS
 from tcpkmon.formats.magnet.header import MagnetFile
@@ -199,6 +200,6 @@ def test_logs_of_earlier_versions_have_neither_reason_nor_count(tmp_path: Path) 
     path.write_bytes(log.data())
     with LogReader(path) as reader:
         assert reader.format.event("CHANGE").find_field("why") is None
-        found = [change for batch in reader.batches() for _, change in changes_of(batch)]
+        found = [change for batch in reader.batches() for _, change in facts_of(batch, Change)]
         shed = [integers(batch, "LEDGER", ("shed",)) for batch in reader.batches()]
     assert [(one.new, one.why) for one in found] == [(3, 0)] and not any(map(len, shed))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.reconciled import Reconciled
 from tcpkmon.formats.base.unseen import Unseen
-from tcpkmon.formats.base.whose import Named
+from tcpkmon.formats.base.whose import GroupPart
 from tcpkmon.formats.klogger import overlap
 from tcpkmon.formats.psc.columns import CLASSIC, Column, entry_dtype
 from tcpkmon.formats.schema import load
@@ -40,7 +40,7 @@ EXAMPLES: list[tuple[control.Control, int, int, list[int]]] = [
     (control.Change(2, 3, BIG, 5, 6, 7, 1), 236, 0x20003, [3, 256, 5, 0, 6, 0, 7, 0, 1]),
     (control.Trigger(2, BIG, 5, 6, 7, 8), 237, 2, [3, 256, 5, 0, 6, 0, 7, 8]),
     (Reconciled(1, 3, BIG, 5, 6, 7), 238, 0x10003, [3, 256, 5, 0, 6, 0, 7]),
-    (Named(1, 2, BIG, b"abcdefgh"), 239, 0x10002, [3, 256, 0x64636261, 0x68676665]),
+    (GroupPart(1, 2, BIG, b"abcdefgh"), 239, 0x10002, [3, 256, 0x64636261, 0x68676665]),
     (Unseen(BIG, 5), 240, 0, [3, 256, 5, 0]),
 ]
 
@@ -66,7 +66,7 @@ def test_every_kind_has_an_example() -> None:
 WORD = st.integers(0, 2**32 - 1)
 
 
-NUMBERS_ONLY = sorted(set(facts.KINDS) - {control.Mark.location, Named.location})
+NUMBERS_ONLY = sorted(set(facts.KINDS) - {control.Mark.location, GroupPart.location})
 
 
 @given(st.sampled_from(NUMBERS_ONLY), WORD, st.lists(WORD, min_size=10, max_size=10))
@@ -147,7 +147,7 @@ def test_the_document_places_each_number_as_the_code_does() -> None:
     }
     widths = {"U32": 1, "U64": 2, "S64": 2}
     for location, kind in facts.KINDS.items():
-        if kind in (control.Mark, Named):  # texts
+        if kind in (control.Mark, GroupPart):  # texts
             continue
         places, at = [], 0
         for field in dataclasses.fields(kind):
@@ -164,4 +164,4 @@ def test_the_events_of_logs_are_those_of_the_facts() -> None:
     for kind in facts.KINDS.values():
         if kind.event:
             fields = [field.name for field in declared[kind.event].fields]
-            assert sorted(fields) == sorted(field.name for field in dataclasses.fields(kind))
+            assert sorted(fields) == sorted(facts.event_fields(kind))

@@ -17,8 +17,9 @@ from tcpkmon.formats.base import control
 from tcpkmon.formats.base.errors import DamagedError, FileError, UsageError
 from tcpkmon.formats.psc.header import KIND_SCHEMA, encode_header
 from tcpkmon.formats.verify import verify_file
+from tcpkmon.formats.verify.mending import Repair
 from tcpkmon.formats.verify.psc.clean import increasing
-from tcpkmon.formats.verify.psc.repair import Repair, repair_file
+from tcpkmon.formats.verify.psc.repair import repair_file
 from tests.unit.captures import (
     FURTHER,
     CaptureBuilder,

@@ -19,7 +19,7 @@ from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.base.reconciled import Reconciled
 from tcpkmon.formats.base.unseen import Unseen
-from tcpkmon.formats.base.whose import Named
+from tcpkmon.formats.base.whose import GroupPart
 from tcpkmon.formats.psc.header import encode_header
 from tcpkmon.formats.verify import verify_file
 from tcpkmon.formats.verify.psc.repair import repair_file
@@ -170,7 +170,7 @@ def test_a_file_of_one_kind_of_control_entries_alone(tmp_path: Path) -> None:
     build = full_capture()
     array = build.array()
     others = [control.Trigger(1, 5, 1, 6, 1, 0), Reconciled(0, 0, 1, 1, 1, 1)]
-    others += [Named(0, 1, 7, b"{}"), Unseen(5, 6)]
+    others += [GroupPart(0, 1, 7, b"{}"), Unseen(5, 6)]
     array = np.concatenate([array, control.encode_many(others, array.dtype)])
     for location in sorted(set(facts.NAMES) - {control.EXISTING}):
         at = np.flatnonzero(array["location"] == location)[0]

@@ -25,7 +25,7 @@ from tcpkmon.collector.session.container_names import (
 from tcpkmon.formats.base import facts
 from tcpkmon.formats.base.errors import PrivilegeError, UsageError
 from tcpkmon.formats.base.group_names import group_of
-from tcpkmon.formats.base.whose import Groups, Named, entries_of, unknown_entry
+from tcpkmon.formats.base.whose import GroupPart, Groups, entries_of, unknown_entry
 
 ID = "0123456789abcdef" * 4
 UID = "0f3c5bd2-8e1a-4c11-9d0e-52a4c7b1f0aa"
@@ -92,8 +92,8 @@ def test_parts_that_lack_and_nonsense_are_left_out() -> None:
             groups.feed(entry)
         assert not len(groups)
     groups = Groups({"groups": {"5": 5, "6": {"path": 6}, "9" * 30: {"path": "/"}}})
-    groups.feed(Named(0, 1, 8, b"[" * 32))
-    groups.feed(Named(0, 0, 0, b""))
+    groups.feed(GroupPart(0, 1, 8, b"[" * 32))
+    groups.feed(GroupPart(0, 0, 0, b""))
     assert not len(groups)
 
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
 from tcpkmon.formats.base.changes import Switches
-from tcpkmon.formats.klogger.batch import LogBatch, changes_of
+from tcpkmon.formats.base.control import Change
+from tcpkmon.formats.klogger.batch import LogBatch, facts_of
 from tcpkmon.formats.klogger.source import Source
 from tcpkmon.formats.klogger.table import NUMBERS, LogFormat
 
@@ -114,7 +115,7 @@ class Missing:
             self._read_ledgers(batch, books)
         if present & {_PAUSE, _START}:
             self._find_pauses(batch, present)
-        for _, change in changes_of(batch):
+        for _, change in facts_of(batch, Change):
             self._switches.feed(change)
 
     def _find_gaps(self, absent: Array, times_ns: Array) -> None:

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from tcpkmon.formats.base.control import is_control
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reader import Reader
-from tcpkmon.formats.base.whose import Groups, Named
+from tcpkmon.formats.base.whose import GroupPart, Groups
 from tcpkmon.formats.klogger import merge_logs
-from tcpkmon.formats.klogger.batch import LogBatch
-from tcpkmon.formats.klogger.groups import feed_log
+from tcpkmon.formats.klogger.batch import LogBatch, facts_of
 from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.psc.header import KIND_HOST
 from tcpkmon.formats.psc.reader import Capture
@@ -238,7 +237,7 @@ class Source:
                 _tell(note, times, steps, last_ns)
                 last_ns = int(times[-1])
             before, self.placed = int(numbers[-1]), int(lost[-1])
-            if (columns["location"] == Named.location).any():
+            if (columns["location"] == GroupPart.location).any():
                 for _, entry in capture.controls(piece.start, piece.stop):
                     self.groups.feed(entry)
             has_ports = (columns["lport"] | columns["rport"]) > 0
@@ -251,7 +250,8 @@ class Source:
         for batch in merge_logs(logs.readers, note=gaps.add):
             lost = self.placed + np.cumsum(gaps.before(batch))
             self.placed = int(lost[-1])
-            feed_log(self.groups, batch)
+            for _, part in facts_of(batch, GroupPart):
+                self.groups.feed(part)
             at = batch.where(SNAPSHOT)
             rows = batch.rows(SNAPSHOT, at)
             columns = {

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from tcpkmon.formats.base.text import text_of
 from tcpkmon.formats.klogger.batch import LogBatch
 from tcpkmon.formats.klogger.table import NUMBERS
 from tcpkmon.formats.verify.ledger import (
@@ -24,6 +25,7 @@ from tcpkmon.formats.verify.ledger import (
     NUMBERED,
     PROGRAM_COUNTERS,
     PROGRAMS_PART,
+    TEXTS,
     Ledger,
     NamedPrograms,
     sorted_table,
@@ -54,7 +56,7 @@ def _programs(batch: LogBatch, count: int) -> list[str]:
     if told is None or told.kind != "string":
         return [str(number) for number in range(count)]
     rows = batch.rows(event)["program"].tolist()
-    return [bytes(text).split(b"\0", 1)[0].decode("utf-8", "backslashreplace") for text in rows]
+    return [text_of(text) for text in rows]
 
 
 class Gathered:
@@ -127,10 +129,9 @@ class LogLedger(Ledger):
     """The ledger that one dump holds. The file is of one CPU, so the keys are the points alone."""
 
     texts = MappingProxyType(
-        {
-            "attempts": "{where}: {told} attempts, but what became of them adds up to {found}",
+        TEXTS
+        | {
             "serials": "the kernel gave out {told} serials, its ledger accounts for {found}",
-            "came out": "{where}: {told} written into the ring, but {found} came out",
             "damaged": "{found} records left the ring and are nowhere, {told} were damaged",
             "read": "{told} records read and {damaged} damaged of {written} written into the ring",
             "ring_lost": "the ring itself counts {told} that found no room, the ledger {found}",

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tcpkmon.formats.base.causes import KILLED
-from tcpkmon.formats.base.control import EXISTING, Trigger
+from tcpkmon.formats.base.control import EXISTING
 from tcpkmon.formats.base.errors import DamagedError
-from tcpkmon.formats.base.reconciled import Reconciled
-from tcpkmon.formats.base.unseen import Unseen
-from tcpkmon.formats.klogger.batch import LogBatch, changes_of
+from tcpkmon.formats.base.facts import EVENTS
+from tcpkmon.formats.klogger.batch import LogBatch, facts_of
 from tcpkmon.formats.klogger.reader import LogReader
 from tcpkmon.formats.klogger.table import RECORD_HEAD_BYTES
 from tcpkmon.formats.klogger.walk import list_bytes
@@ -41,10 +40,6 @@ from tcpkmon.formats.verify.report import I64, LISTED_AT_ONCE, Mask, Problems, R
 from tcpkmon.formats.verify.run import prove
 from tcpkmon.formats.verify.segment import Part
 from tcpkmon.formats.verify.tape import Decoder, End, Found, Item, Opening, Records, Told
-
-_TRIGGER = ("number", "mono_ns", "conn_id", "told_ns", "count", "pid")
-_RECONCILED = ("when", "what", "connection", "record", "kernel", "ports")
-_UNSEEN = ("mono_ns", "cpu_ns")
 
 
 def verify_log(path: str | os.PathLike[str]) -> Report:
@@ -203,17 +198,9 @@ class _Decoder(Decoder):
         self.report.entries += len(batch)
 
     def _told(self, batch: LogBatch, present: set[str], first: int) -> Iterator[Told]:
-        """What was changed, triggers, what the kernel's sockets said, what was not seen."""
-        if "CHANGE" in present:
-            yield from (Told(first + at, change) for at, change in changes_of(batch))
-        for name, fields, kind in (
-            ("TRIGGER", _TRIGGER, Trigger), ("RECONCILED", _RECONCILED, Reconciled),
-            ("UNSEEN", _UNSEEN, Unseen),
-        ):  # fmt: skip
+        for name, kind in EVENTS.items():
             if name in present:
-                places = (first + batch.where(name)).tolist()
-                for at, row in zip(places, integers(batch, name, fields).tolist(), strict=True):
-                    yield Told(at, kind(*row))
+                yield from (Told(first + at, fact) for at, fact in facts_of(batch, kind))
 
     def _feed_serials(self, batch: LogBatch, is_base: Mask, kernel: I64, first: int) -> None:
         """Gaps are before the kernel's records alone; base events are numbered without any."""

@@ -12,6 +12,7 @@ from typing import Any
 from tcpkmon.formats.base.errors import DamagedError, FileError
 from tcpkmon.formats.base.limits import MOST_PROBLEMS
 from tcpkmon.formats.base.reconciled import WORDS as RECONCILED_WORDS
+from tcpkmon.formats.base.settings import setting
 from tcpkmon.formats.klogger.logs import LOG_NAME, PREFIX, find_logs
 from tcpkmon.formats.klogger.reader import LogReader
 from tcpkmon.formats.verify.klogger.check import verify_log
@@ -97,7 +98,7 @@ def _compare(whole: Report, paths: Sequence[Path]) -> None:
 
 def _count(whole: Report, settings: object, paths: Sequence[Path]) -> None:
     """No log is missing of those that were begun together, as the headers say."""
-    cpus = settings.get("logs") if isinstance(settings, dict) else None
+    cpus = setting(settings, "logs")
     if not isinstance(cpus, list):
         whole.unchecked.append("whether a CPU's log is missing (the headers do not say)")
         return

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from tcpkmon.formats.base.errors import FileError
@@ -13,35 +12,18 @@ from tcpkmon.formats.klogger.logs import find_logs
 from tcpkmon.formats.klogger.reader import LogReader
 from tcpkmon.formats.verify.klogger.check import verify_log
 from tcpkmon.formats.verify.klogger.folder import verify_folder
-from tcpkmon.formats.verify.mending import NEW_NAME, new_file
-from tcpkmon.formats.verify.report import Report
+from tcpkmon.formats.verify.mending import NEW_NAME, Repair, new_file
 
 FOLDER_MODE = 0o750
 _COPY_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class LogRepair:
-    """What a repair did: dumps kept and left out, and bytes of what was no whole dump."""
-
-    kept: int
-    dropped: int
-    cut_bytes: int
-    report: Report
-    """What verify says of the new file."""
-
-    @property
-    def summary(self) -> str:
-        """In one line."""
-        return f"{self.kept} dumps kept, {self.dropped} left out, {self.cut_bytes} bytes cut off"
-
-
-def repair_logs(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> LogRepair:
+def repair_logs(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Repair:
     """Repair a log, or a folder of logs."""
     return (repair_folder if os.path.isdir(path) else repair_log)(path, out)
 
 
-def repair_folder(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> LogRepair:
+def repair_folder(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Repair:
     """Repair each log in the folder `path`, into the new folder `out`, which appears when all are
     done. Raises as repair_log(), FileError too where `out` is there or cannot be made."""
     target, part = Path(out), Path(out).with_name(f".{Path(out).name}.new")
@@ -55,15 +37,16 @@ def repair_folder(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> 
         raise FileError(f"{out} cannot be written: {error.strerror}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return LogRepair(
+    return Repair(
+        "dumps",
         sum(one.kept for one in done),
-        sum(one.dropped for one in done),
         sum(one.cut_bytes for one in done),
         verify_folder(target)[-1],
+        sum(one.dropped or 0 for one in done),
     )
 
 
-def repair_log(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> LogRepair:
+def repair_log(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Repair:
     """Write the log `path` up to its first dump that is cut or damaged to the new file `out`.
 
     What is behind that is not kept: nobody could tell how much is missing between. What is
@@ -86,4 +69,4 @@ def repair_log(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Log
             target.write(piece)
             end -= len(piece)
     dropped = len(walked.found) - len(kept)
-    return LogRepair(len(kept), dropped, walked.size - walked.end, verify_log(out))
+    return Repair("dumps", len(kept), walked.size - walked.end, verify_log(out), dropped)

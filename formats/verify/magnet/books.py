@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from tcpkmon.formats.magnet.control import (
 )
 from tcpkmon.formats.verify.ledger import (
     COUNTERS,
-    IN_FLIGHT,
     PROGRAM_COUNTERS,
     PROGRAMS_PART,
     Ledger,
@@ -42,24 +40,6 @@ class MagnetLedger(Ledger):
     names: of the events, by code. DamagedError where the entry is not as it should be.
     """
 
-    texts = MappingProxyType(
-        {
-            "attempts": "{where}: {told} attempts, but what became of them adds up to {found}",
-            "serials": "CPU {cpu}: {told} serials given out, but its events add up to {found}",
-            "came out": "{where}: {told} written into the ring, but {found} came out",
-            "damaged": "CPU {cpu}: {found} records left the ring and are nowhere, {told} damaged",
-            "read": "CPU {cpu}: {told} records read, but its events add up to {found}",
-            "ring_lost": "CPU {cpu}: its ring itself counts {told} that found no room, "
-            "the ledger {found}",
-            "late": "CPU {cpu}: {told} records late, but its events add up to {found}",
-            "in file": "{where}: {found} records in the file before ledger {number}, "
-            "which counts {told}",
-            "fell": "{what} falls from {then} to {now}",
-        }
-    )
-    slack = MappingProxyType(
-        dict.fromkeys(("attempts", "serials", "came out", "read", "late"), IN_FLIGHT)
-    )
     lasting = frozenset({PROGRAMS_PART})
 
     def __init__(

@@ -7,18 +7,18 @@ formats/magnet/walk.py checks that the records are as they were written; here is
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from tcpkmon.formats.base.causes import KILLED
-from tcpkmon.formats.base.control import Change, EndReason, LossCause, Trigger
+from tcpkmon.formats.base.control import Control, EndReason, LossCause
 from tcpkmon.formats.base.errors import DamagedError
-from tcpkmon.formats.base.unseen import Unseen
+from tcpkmon.formats.base.facts import EVENTS
 from tcpkmon.formats.klogger.table import NUMBERS
-from tcpkmon.formats.magnet.control import CHANGE, CHECK, END, LEDGER, TRIGGER, UNSEEN, number
+from tcpkmon.formats.magnet.control import CHANGE, CHECK, END, FACTS, LEDGER, number
 from tcpkmon.formats.magnet.header import OWN, MagnetFile
 from tcpkmon.formats.magnet.layout import CLOCK, FIRST_EVENT, LOST
 from tcpkmon.formats.magnet.walk import Entry, Piece, Walk
@@ -38,6 +38,7 @@ WORDS = {
     "snapshot": "record",
 }
 """What a person knows as something else in such a file: the words of a report."""
+_MAY_LACK = {CHANGE: ("why",)}
 
 
 def verify_magnet(path: str | os.PathLike[str]) -> Report:
@@ -51,9 +52,6 @@ def verify_magnet(path: str | os.PathLike[str]) -> Report:
     except DamagedError as error:
         message = error.message.removeprefix(f"{path}: ")
         return Report(str(path), error=message, format="magnet", words=WORDS)
-
-
-_Control = TypeVar("_Control", Change, Trigger, Unseen)
 
 
 class _Decoder(Decoder):
@@ -137,17 +135,12 @@ class _Decoder(Decoder):
         return Records(known)
 
     def _item(self, entry: Entry) -> Item | None:
-        values, at = entry.values, entry.start
         if entry.kind == LEDGER:
             return self._ledger(entry)
-        if entry.kind == CHANGE:
-            return Told(at, _control_of(values, "change", Change, {"why"}))
-        if entry.kind == TRIGGER:
-            return Told(at, _control_of(values, "trigger", Trigger))
-        if entry.kind == UNSEEN:
-            return Told(at, _control_of(values, "unseen", Unseen))
+        if entry.kind in FACTS:
+            return Told(entry.start, _fact_of(entry))
         if entry.kind == END:
-            reason = number(values, "reason", max(EndReason))
+            reason = number(entry.values, "reason", max(EndReason))
             if reason is None or reason not in {*EndReason}:
                 raise DamagedError("END has no known reason")
             self._end = entry, reason
@@ -198,14 +191,13 @@ class _Decoder(Decoder):
         part.unsure = True
 
 
-def _control_of(
-    values: dict[str, Any], name: str, kind: type[_Control], more: Set[str] = frozenset()
-) -> _Control:
-    """A change, a trigger, or what was not seen; more: what it may lack."""
-    told: dict[str, Any] = values[name] if isinstance(values.get(name), dict) else {}
-    found = {key: one for key in told if (one := number(told, key)) is not None}
+def _fact_of(entry: Entry) -> Control:
+    values = entry.values.get(entry.kind.lower())
+    told: dict[str, Any] = values if isinstance(values, dict) else {}
+    kind, more = EVENTS[entry.kind], _MAY_LACK.get(entry.kind, ())
+    found: dict[str, Any] = {k: n for k in told if (n := number(told, k)) is not None}
     if {*told, *more} != {field.name for field in fields(kind)} or len(found) < len(told):
-        raise DamagedError(f"a {name.upper()} has no good values")
+        raise DamagedError(f"a {entry.kind} has no good values")
     return kind(**found)
 
 

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Set
-from dataclasses import dataclass
 from typing import IO, Any
 
 import numpy as np
@@ -14,34 +12,13 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.base.control import EndReason, LossCause
 from tcpkmon.formats.base.limits import MOST_MISSING
-from tcpkmon.formats.klogger.table import NUMBERS
 from tcpkmon.formats.magnet.control import CHUNK, END, LEDGER, Block, encode
 from tcpkmon.formats.magnet.header import MagnetFile
 from tcpkmon.formats.magnet.layout import LOST, MOST_LOST
 from tcpkmon.formats.magnet.walk import Entry, Piece, Walk
 from tcpkmon.formats.verify.magnet.check import verify_magnet
-from tcpkmon.formats.verify.mending import mend, new_file
-from tcpkmon.formats.verify.report import Report
-from tcpkmon.formats.verify.segment import find_part
-
-
-@dataclass(frozen=True)
-class Repair:
-    """What a repair did: records kept, how many are newly counted as lost, bytes cut off the end;
-    what verify says of the new file."""
-
-    kept: int
-    missing: int
-    cut_bytes: int
-    report: Report
-
-    @property
-    def summary(self) -> str:
-        """In one line."""
-        return (
-            f"{self.kept} records kept, {self.missing} newly counted as lost, "
-            f"{self.cut_bytes} bytes cut off"
-        )
+from tcpkmon.formats.verify.mending import Repair, mend, new_file
+from tcpkmon.formats.verify.segment import previous_of
 
 
 def repair_magnet(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Repair:
@@ -64,7 +41,7 @@ def repair_magnet(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> 
 
     with MagnetFile(path) as file, new_file(path, out) as target:
         report = mend(file, target, out, clean, MagnetFile, verify_magnet)
-        return Repair(kept, missing, file.cut_bytes, report)
+        return Repair("records", kept, file.cut_bytes, report, missing=missing)
 
 
 class _Cleaner:
@@ -83,13 +60,11 @@ class _Cleaner:
         self._block = Block(file.layout.size)
         self._waiting: list[NDArray[Any]] = []
         self._entries = self._records = 0
-        self._ledgers = _ledgers_before(file)
+        self._ledgers = previous_of(file.header.get("settings")).checkpoints
         self._next = self._told = 0
         """Of the damaged file: the number of the next control entry, and how many records the last
         one has before it."""
         self._time_ns = 0
-        self._is_known = np.zeros(NUMBERS, np.bool_)
-        self._is_known[[kind.code for kind in file.kinds]] = True
 
     def run(self) -> None:
         """Copy the whole file."""
@@ -114,8 +89,7 @@ class _Cleaner:
     def _sensible(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Those before the first of an unknown event."""
         codes = rows["event"]
-        good = (codes < NUMBERS) & self._is_known[np.minimum(codes, NUMBERS - 1)]
-        good &= (codes != LOST) | (rows["size"] > 0)
+        good = self._file.is_known(codes) & ((codes != LOST) | (rows["size"] > 0))
         return rows if good.all() else rows[: int(np.argmin(good))]
 
     def _close_block(self, entry: Entry) -> bool:
@@ -178,15 +152,6 @@ class _Cleaner:
         self._to.write(encode({**values, **told}, self._file.layout))
         self._entries += 1
         self._block = Block(self._file.layout.size)
-
-
-def _ledgers_before(file: MagnetFile) -> int:
-    """How many earlier files of its capture hold."""
-    with contextlib.suppress(ValueError):
-        part = find_part(file.header.get("settings"))
-        if part is not None and part.previous is not None:
-            return part.previous.checkpoints
-    return 0
 
 
 def _matching(rows: NDArray[Any], sums: list[int], told: int) -> int:

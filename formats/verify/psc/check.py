@@ -13,8 +13,6 @@ from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.causes import KILLED
 from tcpkmon.formats.base.errors import DamagedError, UnprovenError
 from tcpkmon.formats.base.limits import MOST_CPUS
-from tcpkmon.formats.base.reconciled import Reconciled
-from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.psc.header import HEADER_DAMAGED
 from tcpkmon.formats.psc.reader import Capture, open_capture
 from tcpkmon.formats.psc.states import described, find_states
@@ -84,8 +82,9 @@ def verify_capture(capture: Capture) -> Report:
         report.seq_lost, report.seq_gaps = sequence.lost, sequence.gaps
     for what in capture.find_unreadable():
         problems.add_header(what)
-    if capture.is_cut:
-        _judge_cut(capture, report, problems, offset)
+    # A last entry cut short is damage, but for a capture that was killed: part of its tail.
+    if capture.is_cut and not (report.ledger and report.end_reason is None):
+        problems.add(count, "the file is cut short within an entry")
     if not capture.header.is_intact:
         problems.add_header(HEADER_DAMAGED)
     report.unchecked += _unchecked(capture, report.ledger)
@@ -104,13 +103,6 @@ def _unchecked(capture: Capture, has_ledger: bool) -> Iterator[str]:
     without = {"cpu": "each CPU's counts", "serial": "serials", "time_ns": "times to the ns"}
     for name in lacking:
         yield f"{without[name]} (no column {name})"
-
-
-def _judge_cut(capture: Capture, report: Report, problems: Problems, offset: int) -> None:
-    """A last entry cut short is damage, but for a capture that was killed: part of its tail."""
-    if report.ledger and report.end_reason is None:
-        return
-    problems.add(len(capture), "the file is cut short within an entry")
 
 
 class _Decoder(Decoder):
@@ -184,13 +176,10 @@ class _Decoder(Decoder):
         self._unsure_at = int(unsure_at[-1])
 
     def _told(self, rows: ControlRows) -> Iterator[Told]:
-        """What was changed, triggers, what the kernel's sockets said, what was not seen."""
         for at in np.flatnonzero(rows.location >= control.Change.location).tolist():
             entry = rows.decode(at)
-            if isinstance(entry, control.Change | control.Trigger | Reconciled | Unseen):
-                yield Told(int(rows.index[at]), entry)
-            else:
-                self._unnamed.tell(entry)
+            self._unnamed.tell(entry)
+            yield Told(int(rows.index[at]), entry)
 
     def _control_mask(self, segment: Segment, location: I64) -> Mask:
         """Control entries; complains of locations that cannot be."""

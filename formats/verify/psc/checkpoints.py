@@ -14,10 +14,10 @@ from tcpkmon.formats.verify.ledger import (
     COLLECTED,
     COUNTERS,
     CPU_COUNTERS,
-    IN_FLIGHT,
     KERNEL,
     POINTS,
     PROGRAM_COUNTERS,
+    TEXTS,
     Ledger,
     Table,
 )
@@ -50,7 +50,8 @@ class Checkpoint(Ledger):
     """One whole checkpoint; `tables` are its rows by their location."""
 
     texts = MappingProxyType(
-        {
+        TEXTS
+        | {
             "in file": "{where}: {found} entries in the file before checkpoint {number}, "
             "which counts {told}",
             "attempts": "{where}: {told} attempts, "
@@ -62,14 +63,9 @@ class Checkpoint(Ledger):
             "but its locations add up to {found}",
             "read": "CPU {cpu}: {told} records read (written, not damaged), "
             "but its locations add up to {found}",
-            "ring_lost": "CPU {cpu}: its ring itself counts {told} that found no room, "
-            "the ledger {found}",
             "late": "CPU {cpu}: {told} late, but its locations add up to {found}",
             "fell": "{what} counts {now}, less than the {then} before",
         }
-    )
-    slack = MappingProxyType(
-        dict.fromkeys(("attempts", "serials", "came out", "read", "late"), IN_FLIGHT)
     )
 
     def __init__(

@@ -16,7 +16,7 @@ from tcpkmon.formats.base.limits import MOST_CPUS, MOST_MISSING
 from tcpkmon.formats.verify.psc.entries import Segment, is_number
 from tcpkmon.formats.verify.psc.sequence import SequenceReader
 from tcpkmon.formats.verify.report import I64, U64, Mask, Problems
-from tcpkmon.formats.verify.segment import Previous, find_part
+from tcpkmon.formats.verify.segment import previous_of
 
 if TYPE_CHECKING:
     from tcpkmon.formats.psc.reader import Capture
@@ -67,15 +67,6 @@ def increasing(seq: U64, previous: int) -> I64:
     return rising
 
 
-def _previous(capture: Capture) -> Previous:
-    """Where the numbers of a capture's segment begin."""
-    try:
-        part = find_part(capture.settings)
-    except ValueError:  # verify tells
-        part = None
-    return (part.previous if part is not None else None) or Previous()
-
-
 class Cleaner:
     """One pass over a capture that tcpkmon wrote; `skip` are entries to leave out in any case.
 
@@ -91,7 +82,7 @@ class Cleaner:
         self._opaque = np.dtype(("V", self._dtype.itemsize))
         self._cpu_limit = MOST_CPUS
         self._has_cpu = is_number(capture, "cpu")
-        before = _previous(capture)
+        before = previous_of(capture.settings)
         self._old_seq = self._new_seq = before.last_seq
         self._written = before.entries
         self._checkpoints = before.checkpoints

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tcpkmon.formats.base.settings import setting
 from tcpkmon.formats.verify.report import Problems, Report
 
 _WORDS = ("since", "until", "connections", "where")
@@ -12,7 +13,7 @@ _WORDS = ("since", "until", "connections", "where")
 
 def cuts_in(settings: object) -> list[dict[str, Any]]:
     """A dictionary for each cut, the first one first."""
-    found = settings.get("cut") if isinstance(settings, dict) else None
+    found = setting(settings, "cut")
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 

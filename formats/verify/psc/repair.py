@@ -5,36 +5,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Set
-from dataclasses import dataclass
 from typing import IO
 
 from tcpkmon.formats.psc.reader import Capture, open_capture
-from tcpkmon.formats.verify.mending import mend, new_file
+from tcpkmon.formats.verify.mending import Repair, mend, new_file
 from tcpkmon.formats.verify.psc.check import verify_file
 from tcpkmon.formats.verify.psc.clean import Cleaned, Cleaner
 from tcpkmon.formats.verify.psc.entries import is_ours
-from tcpkmon.formats.verify.report import Report
-
-
-@dataclass(frozen=True)
-class Repair:
-    """What a repair did: entries kept and left out, sequence numbers newly counted as lost."""
-
-    kept: int
-    dropped: int
-    missing: int
-    cut_bytes: int
-    """Bytes of a last entry that was cut short."""
-    report: Report
-    """What verify says of the new file."""
-
-    @property
-    def summary(self) -> str:
-        """In one line."""
-        return (
-            f"{self.kept} entries kept, {self.dropped} left out, {self.missing} sequence number(s) "
-            f"newly counted as lost, {self.cut_bytes} bytes cut off"
-        )
 
 
 def repair_file(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Repair:
@@ -53,7 +30,7 @@ def repair_file(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Re
         if not is_ours(capture):
             _copy(capture, target)
             target.flush()
-            return Repair(len(capture), 0, 0, cut_bytes, verify_file(out))
+            return Repair("entries", len(capture), cut_bytes, verify_file(out), 0, 0)
         total = Cleaned()
 
         def clean(source: Capture, skip: Set[int], to: IO[bytes]) -> None:
@@ -64,12 +41,12 @@ def repair_file(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Re
             total.missing += cleaned.missing
 
         report = mend(capture, target, out, clean, open_capture, verify_file)
-        return Repair(total.kept, total.dropped, total.missing, cut_bytes, report)
+        return Repair("entries", total.kept, cut_bytes, report, total.dropped, total.missing)
 
 
 def _write_header(capture: Capture, to: IO[bytes]) -> None:
     """The header as it was: it could be decoded, so every byte of it is worth keeping."""
-    to.write(capture.raw(0, capture.data_offset))
+    to.write(capture.read_at(0, capture.data_offset))
 
 
 def _copy(capture: Capture, to: IO[bytes]) -> None:

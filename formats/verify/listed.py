@@ -15,7 +15,7 @@ from tcpkmon.formats.base.files import open_plain
 from tcpkmon.formats.base.segments import INDEX, Segment
 
 
-class Named:
+class Listed:
     """Told of each line of the index; the last one of a name counts."""
 
     def __init__(self) -> None:
