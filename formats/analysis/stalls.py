@@ -12,17 +12,14 @@ disk requests disk. A connection stalls while data waits for its reader and noth
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.doing import DOING, Doing
 from tcpkmon.formats.analysis.gather import EventTable, gather
 from tcpkmon.formats.analysis.log import Log
 from tcpkmon.formats.base.errors import UsageError
 
-Array = NDArray[Any]
 LEAST_NS = 5_000_000
 _WANTED = {
     "SNAPSHOT": ("conn_id", "lport", "rport", "rcv_nxt", "rcv_sb_cc", "pid"),

@@ -11,16 +11,15 @@ A record can be of several packets: the kernel joins segments that wait (in), an
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.beside.states import ARRIVED, RETRANSMIT, TRANSMIT
 from tcpkmon.formats.analysis.beside.window import Window, keys_of
 from tcpkmon.formats.packets import Segments
 
-Array = NDArray[Any]
 NONE, RECORD, PART, TIME = range(4)
 KINDS = ("none", "record", "part", "time")
 """How a packet was found: no connection has its ends; a record of the same segment; one of several

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why import LIMITS, Cutter, Grouped, Source
 from tcpkmon.formats.analysis.why.grouping import Places
 from tcpkmon.formats.analysis.why.limits import NUMBER, in_flight, runs_bbr
@@ -17,7 +17,6 @@ from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.psc.columns import TIME
 from tcpkmon.formats.psc.reader import Capture
 
-Array = NDArray[Any]
 SEGMENT_RECEIVED, RETRANSMIT, TRANSMIT, SEGMENT_CLOSING = 1, 2, 19, 21
 ARRIVED = (SEGMENT_RECEIVED, SEGMENT_CLOSING)
 SEGMENT = ("seg_seq", "seg_len", "seg_flags")

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.beside.states import Rows
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.limits import MOST_BESIDE, MOST_CONNECTIONS
 
-Array = NDArray[Any]
 KEPT = {
     "conn_id", "location", "callvalue", "state", "ca_state", "snd_una", "snd_max", "snd_wnd",
     "rcv_nxt", "rcv_wnd", "snd_cwnd_segs", "snd_ssthresh", "srtt_us", "min_rtt_us", "packets_out",

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.check import fulfil, share_of
 from tcpkmon.formats.analysis.diff.metrics import BY_NAME, METRICS, SHARED
 from tcpkmon.formats.analysis.why.assemble import Table
@@ -21,7 +21,6 @@ from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.conditions import Value
 
-Array = NDArray[Any]
 Flows = dict[str, Array]
 """Columns latency_*_us by name, and `bytes`, a row for each flow."""
 CONNECTION, RUN = "connection", "run"

@@ -8,7 +8,7 @@ table, columns      the table of them
 summary, story, picture, waiting, meanwhile   for people
 """
 
-from tcpkmon.formats.analysis.exchanges.columns import EXCHANGES, PARTS, Column
+from tcpkmon.formats.analysis.exchanges.columns import EXCHANGES, PARTS
 from tcpkmon.formats.analysis.exchanges.cutting import EXCHANGE, NULL, Exchanges, cut
 from tcpkmon.formats.analysis.exchanges.meanwhile import asked_meanwhile, did_meanwhile
 from tcpkmon.formats.analysis.exchanges.picture import draw_requests
@@ -20,7 +20,7 @@ from tcpkmon.formats.analysis.exchanges.table import as_arrow, exchanges, make_c
 from tcpkmon.formats.analysis.exchanges.waiting import Asked, Waited, waited
 
 __all__ = [
-    "EXCHANGE", "EXCHANGES", "NEEDED", "NULL", "OPTIONAL", "PARTS", "Asked", "Column", "Exchanges",
+    "EXCHANGE", "EXCHANGES", "NEEDED", "NULL", "OPTIONAL", "PARTS", "Asked", "Exchanges",
     "Summary", "Waited", "as_arrow", "asked_meanwhile", "calls_of", "cut", "did_meanwhile",
     "draw_requests", "exchanges", "head", "make_cutter", "slowest_of", "story", "summarize",
     "waited",

@@ -9,14 +9,11 @@ acknowledges may have been written at any time until then, less the path's round
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why.grouping import Grouped
 
-Array = NDArray[Any]
 SEGMENTS = (1, 21)
 STATE_CHANGE, SEND, RECEIVE = 4, 9, 10
 ESTABLISHED, SYN_SENT = 1, 2

@@ -13,18 +13,16 @@ acknowledges. So a request that was sent before the answer to another one ended 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.exchanges.ranked import first_rows, running_maxima
 from tcpkmon.formats.analysis.exchanges.resting import Resting
 from tcpkmon.formats.analysis.exchanges.streams import CLIENT, Events, Streams
 from tcpkmon.formats.analysis.why import Snapshots
 from tcpkmon.formats.analysis.why.grouping import grown
 
-Array = NDArray[Any]
 EXCHANGE = np.dtype(
     [
         ("place", "i8"), ("number", "i8"), ("is_client", "?"), ("start_ns", "i8"),

@@ -11,11 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why import Table
-
-Array = NDArray[Any]
 
 
 def spread(table: Table) -> Array:

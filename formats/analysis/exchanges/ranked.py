@@ -7,12 +7,10 @@ has room for AT_ONCE ranks: more connections are taken in parts.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from tcpkmon.formats.analysis.arrays import Array
+
 MOST = 1 << 43
 """Positions are below this."""
 AT_ONCE = (1 << 63) // MOST - 1

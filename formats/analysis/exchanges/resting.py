@@ -8,12 +8,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from tcpkmon.formats.analysis.arrays import Array
+
 Columns = dict[str, Array]
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.exchanges.advances import (
     ESTABLISHED,
     RECEIVE,
@@ -33,7 +34,6 @@ from tcpkmon.formats.analysis.exchanges.resting import Resting, join
 from tcpkmon.formats.analysis.why import Snapshots
 from tcpkmon.formats.analysis.why.grouping import Grouped, Places, grown
 
-Array = NDArray[Any]
 UNKNOWN, CLIENT, SERVER = 0, 1, 2
 NEEDED = (
     "conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state", "snd_una",

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.exchanges.columns import PARTS
 from tcpkmon.formats.analysis.why import Table
 
-Array = NDArray[Any]
 SHARES = (50, 95, 99)
 SHOWN = (*PARTS, "total")
 _OF_TOTAL = PARTS[1:]

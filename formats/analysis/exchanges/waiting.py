@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.exchanges.cutting import NULL
 from tcpkmon.formats.analysis.exchanges.streams import CLIENT, NEEDED, OPTIONAL, Streams
 from tcpkmon.formats.analysis.exchanges.table import make_cutter
@@ -18,7 +17,6 @@ from tcpkmon.formats.analysis.why.grouping import grown
 from tcpkmon.formats.analysis.why.peers import is_local
 from tcpkmon.formats.analysis.why.words import human_time
 
-Array = NDArray[Any]
 _SUMS = ("wait_ns", "think_ns", "network_ns", "read_ns", "uncertain_ns", "pipelined")
 _LEAST = 0.05
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.sequence import ahead_of
 
-Array = NDArray[Any]
 RECEIVED, RETRANSMIT, CHANGE, TRANSMIT, CLOSING, EXISTING = 1, 2, 4, 19, 21, 226
 _FIN, _ESTABLISHED = 1, 1
 _OPEN = (1, 4, 5, 8, 9, 11)

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.pairing.clocks import Clocks, fit
-from tcpkmon.formats.analysis.pairing.ends import Array, read_ends
+from tcpkmon.formats.analysis.pairing.ends import read_ends
 from tcpkmon.formats.analysis.pairing.matching import Pair, match
 from tcpkmon.formats.analysis.pairing.messages import Delays, causes, delays, missing
 from tcpkmon.formats.analysis.why import Source, Table, intervals

@@ -8,16 +8,14 @@ sent that it acknowledges (`first_tx_us` of the record behind it).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.trying.last_data import acknowledged, with_last_data
 from tcpkmon.formats.analysis.why import LIMITS, NEEDED, Connection, Snapshots, Source, cut, tally
 from tcpkmon.formats.base.errors import UsageError
 
-Array = NDArray[Any]
 SEGMENT_RECEIVED, RETRANSMIT = 1, 2
 _RECOVERY = 3
 _PAUSE_NS = 20_000_000

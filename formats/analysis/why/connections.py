@@ -9,16 +9,14 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why.assemble import connections_table
 from tcpkmon.formats.analysis.why.columns import CONNECTIONS, Column
 from tcpkmon.formats.analysis.why.folding import fold
 from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS
 from tcpkmon.formats.analysis.why.receiving import RECEIVING
 from tcpkmon.formats.analysis.why.snapshots import Snapshots
-
-Array = NDArray[Any]
 
 
 @dataclass

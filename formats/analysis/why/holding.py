@@ -9,18 +9,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why.clocks import FIRST_TX, NEXT_TX, age_ns
-from tcpkmon.formats.analysis.why.grouping import Grouped, grown
+from tcpkmon.formats.analysis.why.grouping import Grouped, Kept
 from tcpkmon.formats.analysis.why.limits import ARRIVED, NUMBER, unsent
 from tcpkmon.formats.analysis.why.parting import Cuts
 from tcpkmon.formats.analysis.why.quiet import BY_ACK
 
-Array = NDArray[Any]
 _LOSS_PROBE = 15
 _HELD_NS = 1_000_000
 """A writer that goes on does so sooner."""
@@ -29,43 +28,29 @@ _LATE_ACK_NS = 50_000_000
 _NOT_PROBED = np.array([NUMBER[name] for name in ("opening", "rto_wait", "zero_window")], np.int8)
 
 
-class Probing:
-    """Finds the steps between a loss probe and its ACK, in pieces one after the other."""
+def probed(
+    piece: Grouped, limit: Array, before: Mapping[str, Array], kept: Kept
+) -> NDArray[np.int64]:
+    """(k,) the rows whose step is between a loss probe and its ACK. limit: (n,) as found so far.
 
-    def __init__(self) -> None:
-        self._una = np.zeros(0, np.uint32)
-        self._probed = np.zeros(0, np.bool_)
-
-    def add(
-        self, piece: Grouped, limit: Array, before: Mapping[str, Array], count: int
-    ) -> NDArray[np.int64]:
-        """(k,) the rows whose step is in such a time. limit: (n,) as found so far.
-
-        before: what the snapshots before had, with `waiting`. count: of the connections so far.
-        """
-        self._una, self._probed = grown(self._una, count), grown(self._probed, count)
-        is_probe = piece["location"] == _LOSS_PROBE
-        if not is_probe.any() and not self._probed[piece.places].any():
-            return np.zeros(0, np.int64)
-        una = piece["snd_una"].astype(np.uint32, copy=False)
-        numbers = np.arange(len(piece))
-        last = np.maximum.accumulate(np.where(is_probe, numbers, -1))
-        here = last >= np.repeat(piece.firsts, piece.lasts - piece.firsts + 1)
-        then = np.where(here, una[last], self._una[piece.of_row])
-        # Its ACK is recorded before it counts: the one after that shows that more is acknowledged.
-        flies = (here | self._probed[piece.of_row]) & (then == una)
-        is_waiting = (piece["packets_out"] > 0) & ~is_probe
-        # After a close, its ACK may be recorded by what it changed: then it counts already.
-        flew = np.empty_like(flies)
-        flew[1:] = flies[:-1]
-        flew[piece.firsts] = self._probed[piece.places]
-        ends = flew & ~flies & (una == piece["snd_max"]) & (before["waiting"] <= 1)
-        ends &= ~np.isin(piece["location"], ARRIVED)
-        self._una[piece.places], self._probed[piece.places] = then[piece.lasts], flies[piece.lasts]
-        found: NDArray[np.int64] = np.flatnonzero(
-            ((flies & is_waiting) | ends) & ~np.isin(limit, _NOT_PROBED)
-        )
-        return found
+    before: what the snapshots before had, with `waiting`.
+    """
+    then, flew = kept.of("probe_una", np.uint32), kept.of("probed", np.bool_)
+    is_probe = piece["location"] == _LOSS_PROBE
+    if not is_probe.any() and not flew[piece.places].any():
+        return np.zeros(0, np.int64)
+    una = piece["snd_una"].astype(np.uint32, copy=False)
+    # Its ACK is recorded before it counts: the one after that shows that more is acknowledged.
+    flies = (piece.last(is_probe) >= 0) | flew[piece.of_row]
+    flies &= piece.held(is_probe, una, then) == una
+    is_waiting = (piece["packets_out"] > 0) & ~is_probe
+    # After a close, its ACK may be recorded by what it changed: then it counts already.
+    ends = piece.before(flies, flew) & ~flies & (una == piece["snd_max"])
+    ends &= (before["waiting"] <= 1) & ~np.isin(piece["location"], ARRIVED)
+    found: NDArray[np.int64] = np.flatnonzero(
+        ((flies & is_waiting) | ends) & ~np.isin(limit, _NOT_PROBED)
+    )
+    return found
 
 
 def held_back(

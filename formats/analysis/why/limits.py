@@ -8,12 +8,12 @@ first rule that holds names the limit; docs/why.md explains each.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from tcpkmon.formats.analysis.arrays import Array
+
 Columns = Mapping[str, Array]
 
 LIMITS = (

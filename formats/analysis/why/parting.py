@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from tcpkmon.formats.analysis.arrays import Array
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.base.control import is_control
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reader import Reader
@@ -24,7 +25,6 @@ from tcpkmon.formats.psc.reader import Capture
 from tcpkmon.formats.registry import open_files
 from tcpkmon.formats.verify import find_unseen
 
-Array = NDArray[Any]
 Note = Callable[[Array, Array, Array], None]
 """Takes (n,) begins, ends [ns] and numbers of what is missing."""
 SNAPSHOT = "SNAPSHOT"
