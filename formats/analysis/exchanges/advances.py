@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.arrays import Array, shifted
 from tcpkmon.formats.analysis.why.grouping import Grouped
 
 SEGMENTS = (1, 21)
@@ -49,10 +49,9 @@ class Advances:
         for name in ("written", "arrived", "read", "sent"):
             top = at[f"top_{name}"]
             last = np.where(self._begins, 0, before(top, rows))
-            advanced = top > last
-            moved |= advanced
+            moved |= top > last
             found[name] = top
-            self._last, self._advanced = last, advanced
+            self._last = last
             time, width = getattr(self, f"_{name}")(found)
             found[f"time_{name}"] = np.clip(time, self._before - self._early(), self._time)
             found[f"width_{name}"] = width
@@ -143,10 +142,7 @@ class Advances:
 
 def before(values: Array, rows: Grouped) -> Array:
     """The value of the row before; of each connection's first row its own."""
-    found = np.empty_like(values)
-    found[1:] = values[:-1]
-    found[rows.firsts] = values[rows.firsts]
-    return found
+    return shifted(values, rows.firsts, values[rows.firsts])
 
 
 def after(values: Array, rows: Grouped) -> Array:

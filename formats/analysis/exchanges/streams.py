@@ -252,8 +252,7 @@ def _summed(steps: Array, rows: Grouped, before: Array) -> Array:
     """Running sums of each connection, which go on from `before` (by place)."""
     sums = np.cumsum(steps, dtype=np.int64)
     base = before[rows.places] - sums[rows.firsts] + steps[rows.firsts]
-    found: Array = sums + np.repeat(base, rows.lasts - rows.firsts + 1)
-    return found
+    return sums + rows.spread(base)
 
 
 def _highest(values: Array, rows: Grouped, before: Array) -> Array:
@@ -283,7 +282,7 @@ def _positions(rows: Grouped, is_new: Array, before: dict[str, Array]) -> dict[s
         steps[firsts] = 0
         base = np.where(begins, bases[name], before[name][rows.places])
         sums = np.cumsum(steps)
-        found[name] = sums + np.repeat(base - sums[firsts], rows.lasts - firsts + 1)
+        found[name] = sums + rows.spread(base - sums[firsts])
     return found
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.arrays import Array, runs
 from tcpkmon.formats.analysis.why import carrying, clocks, closing
 from tcpkmon.formats.analysis.why.buffer import was_full
 from tcpkmon.formats.analysis.why.grouping import Grouped, Kept, Places, grown
@@ -162,9 +162,7 @@ class Cutter:
         if not len(rows):
             return rows
         place = rows["place"]
-        begins = np.ones(len(rows), np.bool_)
-        begins[1:] = place[1:] != place[:-1]
-        firsts = np.flatnonzero(begins)
+        firsts, lasts = runs(place)
         before = _pick(self._open, place[firsts])
         was_open = before["records"] > 0
         goes_on = was_open & (before["limit"] == rows["limit"][firsts])
@@ -172,8 +170,8 @@ class Cutter:
         rows["start_ns"][at] = old["start_ns"]
         for name in _SUMS:
             rows[name][at] += old[name]
-        is_last = np.ones(len(rows), np.bool_)
-        is_last[:-1] = begins[1:]
+        is_last = np.zeros(len(rows), np.bool_)
+        is_last[lasts] = True
         self._open.view(_BYTES)[place[is_last]] = rows.view(_BYTES)[is_last]
         ended = _pick(before, was_open & ~goes_on), _pick(rows, ~is_last)
         return np.concatenate([part.view(_BYTES) for part in ended]).view(INTERVAL)
