@@ -115,8 +115,7 @@ class Advances:
         """What the ACK of each row measured [us]."""
         mean = self._rows["srtt_us"].astype(np.int64)
         then = after(mean, self._rows)
-        found: Array = np.where(mean > 0, mean + 8 * (then - mean), then)
-        return found
+        return np.where(mean > 0, mean + 8 * (then - mean), then)
 
     def _arrived(self, _: dict[str, Array]) -> tuple[Array, Array]:
         came = np.isin(self._came_from, (*SEGMENTS, STATE_CHANGE)) & self._whole

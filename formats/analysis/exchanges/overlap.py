@@ -39,5 +39,4 @@ def spread(table: Table) -> Array:
                 # Ports can be used again; the same connection is there at the same time.
                 if low[other] <= high[at] and low[at] <= high[other]:
                     proven[other] = True
-    found: Array = proven[of_row]
-    return found
+    return proven[of_row]

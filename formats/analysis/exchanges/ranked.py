@@ -40,5 +40,4 @@ def first_rows(values: Array, firsts: Array, group: Array, upto: Array) -> Array
         keys = values[rows] + np.repeat(np.arange(len(some) - 1) * MOST, np.diff(some))
         wanted = upto[asked] + (group[asked] - low) * MOST
         found[asked] = rows.start + np.searchsorted(keys, wanted)
-    place: Array = np.clip(found, starts[group], starts[group + 1])
-    return place
+    return np.clip(found, starts[group], starts[group + 1])

@@ -337,5 +337,4 @@ def _tops(rows: Grouped, at: dict[str, Array], before: dict[str, Array]) -> dict
 
 
 def _is_segment(rows: Grouped) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.isin(rows["location"], SEGMENTS)
-    return found
+    return np.isin(rows["location"], SEGMENTS)

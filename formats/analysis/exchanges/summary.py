@@ -82,5 +82,4 @@ def slowest(table: Table, most: int) -> Array:
     are there."""
     total = np.nan_to_num(table["total_ns"].astype(np.float64), nan=-1.0)
     order = np.argsort(-total, kind="stable")
-    found: Array = order[total[order] >= 0][:most]
-    return found
+    return order[total[order] >= 0][:most]

@@ -99,5 +99,4 @@ def _end(key: int, address: tuple[bytes, int, bytes, int], times: Array, of: Any
 def unwrapped(numbers: Array) -> Array:
     """(n,) sequence numbers of 32 bits that go on past 2^32, as int64."""
     whole = numbers.astype(np.int64)
-    found: Array = whole[:1] + np.cumsum(ahead_of(whole, np.r_[whole[:1], whole[:-1]]))
-    return found
+    return whole[:1] + np.cumsum(ahead_of(whole, np.r_[whole[:1], whole[:-1]]))

@@ -132,8 +132,7 @@ def _rows(source: Source, conn_id: int, most_s: float) -> tuple[Snapshots, bool]
 def _unwrap(sequence: Array) -> Array:
     """(n,) int64 sequence numbers without the turn at 2^32, from 0."""
     steps = np.diff(sequence.astype(np.uint32), prepend=sequence[:1].astype(np.uint32))
-    found: Array = np.cumsum(steps.astype(np.uint32).view(np.int32).astype(np.int64))
-    return found
+    return np.cumsum(steps.astype(np.uint32).view(np.int32).astype(np.int64))
 
 
 def _losses(rows: Snapshots, at: Array) -> Array:

@@ -157,8 +157,7 @@ def times_of_day(epoch_ns: Array) -> Array:
 
 def _named(numbers: Array, names: Mapping[int, str]) -> Array:
     told = np.array([names[n] for n in range(len(names))], object)
-    found: Array = told[numbers.astype(np.int64)]
-    return found
+    return told[numbers.astype(np.int64)]
 
 
 def _times(get: Callable[..., Array], values: Mapping[str, Array]) -> Table:

@@ -43,8 +43,7 @@ def age_ns(piece: Grouped, name: str, rows: Array | slice = slice(None)) -> Arra
     """(k,) how long before these snapshots a clock of 32 bits in us stood there; below 0: after."""
     now = piece.times[rows] // 1000
     ahead = (now - piece[name][rows].astype(np.int64)) & 0xFFFFFFFF
-    found: Array = (ahead - (ahead >> 31 << 32)) * 1000
-    return found
+    return (ahead - (ahead >> 31 << 32)) * 1000
 
 
 def paces(piece: Grouped) -> NDArray[np.bool_]:

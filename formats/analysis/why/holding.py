@@ -47,10 +47,9 @@ def probed(
     # After a close, its ACK may be recorded by what it changed: then it counts already.
     ends = piece.before(flies, flew) & ~flies & (una == piece["snd_max"])
     ends &= (before["waiting"] <= 1) & ~np.isin(piece["location"], ARRIVED)
-    found: NDArray[np.int64] = np.flatnonzero(
+    return np.flatnonzero(
         ((flies & is_waiting) | ends) & ~np.isin(limit, _NOT_PROBED)
     )
-    return found
 
 
 def held_back(
@@ -105,16 +104,14 @@ def held_back(
 
 def _written(piece: Grouped) -> Array:
     """(n,) up to where the application wrote."""
-    found: Array = (piece["snd_una"] + piece["snd_sb_cc"]).astype(np.uint32)
-    return found
+    return (piece["snd_una"] + piece["snd_sb_cc"]).astype(np.uint32)
 
 
 def _sent_at(piece: Grouped, rows: Array) -> Array:
     """(k,) when the last segment before these snapshots was sent; without that clock long ago."""
     if NEXT_TX not in piece.columns:
         return np.zeros(len(rows), np.int64)
-    found: Array = np.minimum(piece.times[rows] - age_ns(piece, NEXT_TX, rows), piece.times[rows])
-    return found
+    return np.minimum(piece.times[rows] - age_ns(piece, NEXT_TX, rows), piece.times[rows])
 
 
 def _ends_a_message(

@@ -61,8 +61,7 @@ def in_flight(columns: Columns) -> Array:
         columns[name].astype(np.int64)
         for name in ("packets_out", "sacked_out", "lost_out", "retrans_out")
     )
-    found: Array = out - sacked - lost + again
-    return found
+    return out - sacked - lost + again
 
 
 def classify(
@@ -209,12 +208,10 @@ def _may_be_paced(columns: Columns, window: Array) -> Array:
 def is_full(columns: Columns) -> NDArray[np.bool_]:
     """(n,) whether a writer found the send buffer full."""
     used, limit = (columns[name].astype(np.int64) for name in ("sk_wmem_bytes", "sb_hiwat"))
-    full: NDArray[np.bool_] = (limit > 0) & (used >= limit)
-    return full
+    return (limit > 0) & (used >= limit)
 
 
 def has_room(columns: Columns) -> NDArray[np.bool_]:
     """(n,) whether a third of the send buffer is free: then the kernel wakes a writer."""
     used, limit = (columns[name].astype(np.int64) for name in ("sk_wmem_bytes", "sb_hiwat"))
-    found: NDArray[np.bool_] = 3 * used <= 2 * limit
-    return found
+    return 3 * used <= 2 * limit

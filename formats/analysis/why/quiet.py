@@ -51,10 +51,9 @@ def mostly_quiet(
     bound = np.where(by_timer, 3 * srtt + _TIMER_NS, round_trip)
     by_ack = np.isin(limit[rows], BY_ACK) & (in_flight(last) > DELAYED)
     by_ack &= ~np.isin(piece["location"][rows], _OVERDUE)
-    found: NDArray[np.int64] = rows[
+    return rows[
         (piece.times[rows] - before["time"][rows] > 2 * bound)
         & (srtt > 0)
         & ~before["unnumbered"][rows]
         & (by_timer | by_ack)
     ]
-    return found

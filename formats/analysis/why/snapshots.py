@@ -288,8 +288,7 @@ def _extend(raw: Array, before: int) -> NDArray[np.int64]:
     bits = 8 * raw.dtype.itemsize
     steps: Array = np.diff(raw.astype(np.int64), prepend=before)
     half = 1 << (bits - 1)
-    found: Array = before + np.cumsum((steps + half) % (1 << bits) - half)
-    return found
+    return before + np.cumsum((steps + half) % (1 << bits) - half)
 
 
 def _part(settings: Any, group: str, name: str) -> Any:
