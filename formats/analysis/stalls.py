@@ -11,7 +11,7 @@ disk requests disk. A connection stalls while data waits for its reader and noth
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -87,8 +87,7 @@ def find_stalls(log: Log, least_ns: int = LEAST_NS) -> list[Stall]:
         tid, did = doing.most(stall.pid, stall.start_ns, stall.stop_ns)
         inside = (done.times_ns >= stall.start_ns) & (done.times_ns <= stall.stop_ns)
         requests = int((done["tgid"][inside] == stall.pid).sum())
-        values = {**vars(stall), "tid": tid, "did": did, "requests": requests}
-        found.append(Stall(**values))
+        found.append(replace(stall, tid=tid, did=did, requests=requests))
     return sorted(found, key=lambda stall: stall.start_ns)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Assertions on a capture: docs/check.md describes the language."""
 
-from tcpkmon.formats.analysis.check.capture import CONNECTION_KINDS, Capture, share_of
+from tcpkmon.formats.analysis.check.capture import CONNECTION_KINDS, Capture, share_of, times_of
 from tcpkmon.formats.analysis.check.checking import check, compile_assertions, measure
 from tcpkmon.formats.analysis.check.names import LEDGER
 from tcpkmon.formats.analysis.check.output import as_dict, as_junit, as_lines, github_lines
@@ -27,5 +27,6 @@ __all__ = [
     "measure",
     "parse_where",
     "share_of",
+    "times_of",
     "write_span",
 ]

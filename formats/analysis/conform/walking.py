@@ -69,7 +69,7 @@ def walk(source: Source, doubt: bool = False, judged_as: int = 0) -> Iterator[Wa
     kept: Snapshots | None = None
     for piece in source.read():
         old = 0 if kept is None else len(kept)
-        rows = piece if kept is None else _join(kept, piece)
+        rows = piece if kept is None else Snapshots.join([kept, piece])
         order = np.argsort(rows["conn_id"], kind="stable")
         rows, new = rows.take(order), order >= old
         found = _Places(rows)
@@ -77,14 +77,6 @@ def walk(source: Source, doubt: bool = False, judged_as: int = 0) -> Iterator[Wa
         if len(judged):
             yield _walked(rows, found, judged, doubt, judged_as)
         kept = rows.take(found.keep())
-
-
-def _join(one: Snapshots, other: Snapshots) -> Snapshots:
-    columns = {
-        name: np.concatenate([values, other[name]]) for name, values in one.columns.items()
-    }
-    times = np.concatenate([one.times_ns, other.times_ns])
-    return Snapshots(columns, times, np.concatenate([one.lost, other.lost]))
 
 
 class _Places:

@@ -104,9 +104,8 @@ class Thinking:
         order = np.argsort(connection, kind="stable")
         connection, spent = connection[order], spent[order]
         found = {}
-        if len(connection):
-            for low, high in zip(*runs(connection), strict=True):
-                some = spent[low : high + 1]
-                shares = tuple(np.percentile(some, SHARES).tolist())
-                found[int(connection[low])] = Thought(len(some), shares, int(some.max()))
+        for low, high in zip(*runs(connection), strict=True):
+            some = spent[low : high + 1]
+            shares = tuple(np.percentile(some, SHARES).tolist())
+            found[int(connection[low])] = Thought(len(some), shares, int(some.max()))
         return found
