@@ -31,6 +31,7 @@ STATES = ("NONE", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2
           "CLOSE", "CLOSE_WAIT", "LAST_ACK", "LISTEN", "CLOSING", "NEW_SYN_RECV")  # fmt: skip
 _INFINITE = (1 << 31) - 1
 _NO_RTT = (1 << 32) - 1
+_ARRAYS = ("real_ns", "mono_ns", "lost", "limit", "seq")
 
 
 @dataclass
@@ -55,8 +56,7 @@ class Rows:
     def take(self, at: Array) -> Rows:
         """Those in these rows."""
         columns = {name: values[at] for name, values in self.columns.items()}
-        return Rows(columns, self.real_ns[at], self.mono_ns[at], self.lost[at], self.limit[at],
-                    self.seq[at])  # fmt: skip
+        return Rows(columns, *(getattr(self, name)[at] for name in _ARRAYS))
 
     @staticmethod
     def join(parts: Sequence[Rows]) -> Rows:
@@ -65,10 +65,7 @@ class Rows:
             name: np.concatenate([part.columns[name] for part in parts])
             for name in parts[0].columns
         }
-        arrays = (
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("real_ns", "mono_ns", "lost", "limit", "seq")
-        )
+        arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS)
         return Rows(columns, *arrays)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,12 +54,9 @@ class Window:
             self._seen_ns = max(self._seen_ns, int(piece.real_ns.max()))
             if int(piece.real_ns.max()) < low_ns:
                 piece = piece.take(np.sort(_lasts(piece["conn_id"])))
-            parts.append(piece)
             pairs.append(self._pairs_of(piece))
-            parts[-1] = Rows(
-                {name: values for name, values in piece.columns.items() if name in KEPT},
-                piece.real_ns, piece.mono_ns, piece.lost, piece.limit, piece.seq,
-            )  # fmt: skip
+            columns = {name: values for name, values in piece.columns.items() if name in KEPT}
+            parts.append(replace(piece, columns=columns))
             used.append(np.zeros(len(piece), np.bool_))
             count += len(piece)
             if count > MOST_BESIDE:

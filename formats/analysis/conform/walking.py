@@ -30,6 +30,7 @@ from tcpkmon.formats.analysis.conform.rule import (
     Step,
 )
 from tcpkmon.formats.analysis.why import Snapshots, Source
+from tcpkmon.formats.analysis.why.grouping import joined
 from tcpkmon.formats.base.sequence import ahead_of
 
 ALWAYS = (
@@ -69,7 +70,7 @@ def walk(source: Source, doubt: bool = False, judged_as: int = 0) -> Iterator[Wa
     kept: Snapshots | None = None
     for piece in source.read():
         old = 0 if kept is None else len(kept)
-        rows = piece if kept is None else Snapshots.join([kept, piece])
+        rows = piece if kept is None else joined([kept, piece])
         order = np.argsort(rows["conn_id"], kind="stable")
         rows, new = rows.take(order), order >= old
         found = _Places(rows)

@@ -15,6 +15,7 @@ from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.pairing.ends import unwrapped
 from tcpkmon.formats.analysis.trying.last_data import acknowledged, with_last_data
 from tcpkmon.formats.analysis.why import LIMITS, NEEDED, Connection, Snapshots, Source, cut, tally
+from tcpkmon.formats.analysis.why.grouping import joined
 from tcpkmon.formats.base.errors import UsageError
 
 SEGMENT_RECEIVED, RETRANSMIT = 1, 2
@@ -122,7 +123,7 @@ def _rows(source: Source, conn_id: int, most_s: float) -> tuple[Snapshots, bool]
     if not pieces:
         return Snapshots({name: np.zeros(0, np.int64) for name in NEEDED},
                          np.zeros(0, np.int64), np.zeros(0, np.int64)), True  # fmt: skip
-    return Snapshots.join(pieces), whole
+    return joined(pieces), whole
 
 
 def _losses(rows: Snapshots, at: Array) -> Array:

@@ -26,7 +26,7 @@ _EVENTS = {
 }  # fmt: skip
 """Locations that are counted."""
 _RETRANSMIT, _STATE_CHANGE, _CONG_STATE, _ERROR = 2, 4, 5, 13
-_RESET_SENT, _RESET_RECEIVED, _DESTROY, _EXISTING = 7, 8, 11, 226
+_RESET_SENT, _RESET_RECEIVED, _DESTROY = 7, 8, 11
 _LARGEST = {
     "cwnd_max": "snd_cwnd_segs", "ssthresh_max": "snd_ssthresh", "snd_wnd_max": "snd_wnd",
     "rcv_wnd_max": "rcv_wnd", "rcvbuf": "sk_rcvbuf", "sndbuf": "sb_hiwat",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,16 @@ def _narrow(ids: Array) -> Array:
     return offsets.astype(np.uint16) if offsets.max() < 1 << 16 else ids
 
 
+def joined(pieces: Sequence[Snapshots]) -> Snapshots:
+    """One piece behind the other, at least one; without their sequence numbers."""
+    columns = {
+        name: np.concatenate([one.columns[name] for one in pieces]) for name in pieces[0].columns
+    }
+    times_ns, lost = (np.concatenate([getattr(one, name) for one in pieces])
+                      for name in ("times_ns", "lost"))  # fmt: skip
+    return Snapshots(columns, times_ns, lost)
+
+
 class Kept:
     """What is kept of connections from piece to piece: arrays by name, a row for each place."""
 
@@ -133,6 +144,20 @@ class Kept:
         self._fills[name] = fill
         self.values[name] = values = grown(values, len(self), fill)
         return values
+
+    def before(
+        self, piece: Grouped, now: Mapping[str, Array]
+    ) -> tuple[dict[str, Array], Array]:
+        """The values (n,) of the row before each one, and the rows without one, which have their
+        own."""
+        known = self.of("known", np.bool_)
+        new = piece.firsts[~known[piece.places]]
+        known[piece.places] = True
+        found = {}
+        for name, values in now.items():
+            found[name] = piece.before(values, self.of(name, values.dtype))
+            found[name][new] = values[new]
+        return found, new
 
     def grow(self) -> None:
         """All arrays get a row for each connection."""

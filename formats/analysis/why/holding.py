@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times that need more than the snapshot at their end: a loss probe under way, data held back.
+"""What needs more than one snapshot: a loss probe under way, data held back, a full send buffer.
 
     snapshots     ACK ......... LOSS_PROBE . RETRANSMIT ...... ACK     ACK ........... ACK
     the sender    the last segment is missing | the probe flies |      both with 700 bytes unsent
     limit                 rto_wait                recovery             and room for them: nagle
+
+    used / limit of the buffer    0.5   1.0   0.9   0.7   0.6   0.8
+    full                          no    yes   yes   yes   no    no
+
+A writer that found the buffer full sleeps until a third of it is free. One that is filled to two
+thirds only, and was not full since, holds back nobody.
 """
 
 from __future__ import annotations
@@ -13,10 +19,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.arrays import Array, Mask
 from tcpkmon.formats.analysis.why.clocks import FIRST_TX, NEXT_TX, age_ns
 from tcpkmon.formats.analysis.why.grouping import Grouped, Kept
-from tcpkmon.formats.analysis.why.limits import ARRIVED, NUMBER, unsent
+from tcpkmon.formats.analysis.why.limits import ARRIVED, NUMBER, has_room, is_full, unsent
 from tcpkmon.formats.analysis.why.parting import Cuts
 from tcpkmon.formats.analysis.why.quiet import BY_ACK
 
@@ -26,6 +32,12 @@ _HELD_NS = 1_000_000
 _LATE_ACK_NS = 50_000_000
 """A receiver delays an ACK by less."""
 _NOT_PROBED = np.array([NUMBER[name] for name in ("opening", "rto_wait", "zero_window")], np.int8)
+
+
+def was_full(piece: Grouped, kept: Kept) -> Mask:
+    """(n,) whether the send buffer was full since a third of it was last free."""
+    fills = is_full(piece.columns)
+    return piece.held(fills | has_room(piece.columns), fills, kept.of("full", np.bool_))
 
 
 def probed(

@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.arrays import Array, runs
-from tcpkmon.formats.analysis.why import carrying, clocks, closing
-from tcpkmon.formats.analysis.why.buffer import was_full
+from tcpkmon.formats.analysis.why import clocks, closing
 from tcpkmon.formats.analysis.why.grouping import Grouped, Kept, Places, grown
-from tcpkmon.formats.analysis.why.holding import held_back, probed
+from tcpkmon.formats.analysis.why.holding import held_back, probed, was_full
 from tcpkmon.formats.analysis.why.limits import (
     ESTABLISHED,
     NUMBER,
@@ -123,7 +122,7 @@ class Cutter:
         }  # fmt: skip
         limit = classify(piece.columns, was_full(piece, kept), paces)
         now |= closing.carry(piece, state, limit, kept)
-        before, no_step = carrying.before(piece, now, kept)
+        before, no_step = kept.before(piece, now)
         sent, acked, received = (
             advance(now[name], before[name]) for name in ("snd_max", "snd_una", "rcv_nxt")
         )

@@ -69,9 +69,9 @@ def classify(
 ) -> NDArray[np.int8]:
     """(n,) the number of the limit in the time before each snapshot.
 
-    columns: of the snapshots, see snapshots.NEEDED. was_full: (n,) see buffer.Full; None: only
-    these rows tell it. paces: (n,) whether pacing lets nothing out just then. Where that is not
-    known, pacing is a guess until is_paced() confirms it: a single step is too short.
+    columns: of the snapshots, see snapshots.NEEDED. was_full: (n,) as holding.was_full() tells;
+    None: only these rows do. paces: (n,) whether pacing lets nothing out just then. Where that is
+    not known, pacing is a guess until is_paced() confirms it: a single step is too short.
     """
     state = columns["state"]
     mss = np.maximum(columns["mss"].astype(np.int64), 1)

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.arrays import Array, Mask, shifted
-from tcpkmon.formats.analysis.why import carrying
 from tcpkmon.formats.analysis.why.grouping import Grouped, Kept
 from tcpkmon.formats.analysis.why.snapshots import OF_RECEIVERS
 from tcpkmon.formats.base.sequence import ahead_of
@@ -45,7 +44,7 @@ def waits_of(piece: Grouped, kept: Kept) -> NDArray[np.int8]:
         "time": piece.times, "rcv_nxt": piece["rcv_nxt"], "unread": unread + length,
         "room": window - length,
     }  # fmt: skip
-    before, _ = carrying.before(piece, now, kept)
+    before, _ = kept.before(piece, now)
     missing = _missing(piece, is_segment & ahead, before["rcv_nxt"], kept.of("beyond"))
     # Without the receiver's own measurement: that of the handshake, and of what it sent.
     measured = piece.columns.get(RTT, piece["srtt_us"]).astype(np.int64) * 1000

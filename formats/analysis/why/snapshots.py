@@ -72,17 +72,6 @@ class Snapshots:
         seq = None if self.seq is None else self.seq[places]
         return Snapshots(columns, self.times_ns[places], self.lost[places], seq)
 
-    @staticmethod
-    def join(pieces: Sequence[Snapshots]) -> Snapshots:
-        """One behind the other, at least one; without their sequence numbers."""
-        columns = {
-            name: np.concatenate([one.columns[name] for one in pieces])
-            for name in pieces[0].columns
-        }
-        times_ns, lost = (np.concatenate([getattr(one, name) for one in pieces])
-                          for name in ("times_ns", "lost"))  # fmt: skip
-        return Snapshots(columns, times_ns, lost)
-
 
 class Source:
     """A capture that is read snapshot by snapshot; use `with`.
