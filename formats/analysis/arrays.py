@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,11 @@ def shifted(values: Array, firsts: Array, base: Any) -> Array:
     found[1:] = values[:-1]
     found[firsts] = base
     return found
+
+
+def join(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Columns by name, one part behind the other; at least one part."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def each_once(values: Array, told: Callable[[Any], Any]) -> Array:

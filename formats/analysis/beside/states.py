@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.arrays import Array, join
 from tcpkmon.formats.analysis.why import LIMITS, Cutter, Grouped, Source
 from tcpkmon.formats.analysis.why.grouping import Places
 from tcpkmon.formats.analysis.why.limits import NUMBER, in_flight, runs_bbr
@@ -61,10 +61,7 @@ class Rows:
     @staticmethod
     def join(parts: Sequence[Rows]) -> Rows:
         """Rows after rows; at least one of them."""
-        columns = {
-            name: np.concatenate([part.columns[name] for part in parts])
-            for name in parts[0].columns
-        }
+        columns = join([part.columns for part in parts])
         arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS)
         return Rows(columns, *arrays)
 

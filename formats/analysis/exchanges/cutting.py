@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from tcpkmon.formats.analysis.arrays import Array, runs, shifted
+from tcpkmon.formats.analysis.arrays import Array, join, runs, shifted
 from tcpkmon.formats.analysis.exchanges.ranked import first_rows, running_maxima
 from tcpkmon.formats.analysis.exchanges.resting import Resting
 from tcpkmon.formats.analysis.exchanges.streams import CLIENT, Events, Streams
@@ -61,8 +61,7 @@ class Exchanges:
         events = self._as_asked(new)
         held = self._open.take_all() if to_end else self._open.take(streams.touched)
         if held is not None:
-            events = Events({name: np.concatenate([values, events[name]])
-                             for name, values in held.items()})  # fmt: skip
+            events = Events(join([held, events.columns]))
         if not len(events):
             return np.zeros(0, EXCHANGE)
         events = events.take(np.argsort(events["place"], kind="stable"))

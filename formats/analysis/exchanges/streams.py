@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.arrays import Array, join
 from tcpkmon.formats.analysis.exchanges.advances import (
     ESTABLISHED,
     RECEIVE,
@@ -30,7 +30,7 @@ from tcpkmon.formats.analysis.exchanges.advances import (
     after,
 )
 from tcpkmon.formats.analysis.exchanges.ranked import MOST, running_maxima
-from tcpkmon.formats.analysis.exchanges.resting import Resting, join
+from tcpkmon.formats.analysis.exchanges.resting import Resting
 from tcpkmon.formats.analysis.why import Snapshots
 from tcpkmon.formats.analysis.why.grouping import Grouped, Places, grown
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.arrays import Array, Mask, shifted
+from tcpkmon.formats.analysis.arrays import Array, Mask, join, shifted
 from tcpkmon.formats.analysis.why.snapshots import Snapshots
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.limits import MOST_CONNECTIONS
@@ -119,12 +119,8 @@ def _narrow(ids: Array) -> Array:
 
 def joined(pieces: Sequence[Snapshots]) -> Snapshots:
     """One piece behind the other, at least one; without their sequence numbers."""
-    columns = {
-        name: np.concatenate([one.columns[name] for one in pieces]) for name in pieces[0].columns
-    }
-    times_ns, lost = (np.concatenate([getattr(one, name) for one in pieces])
-                      for name in ("times_ns", "lost"))  # fmt: skip
-    return Snapshots(columns, times_ns, lost)
+    own = join([{"times_ns": one.times_ns, "lost": one.lost} for one in pieces])
+    return Snapshots(join([one.columns for one in pieces]), **own)
 
 
 class Kept:
