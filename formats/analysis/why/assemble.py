@@ -32,7 +32,7 @@ Table = dict[str, Array]
 _ETIMEDOUT = 110
 OWNERS = ("unit", "container", "pod")
 """Columns, and fields of Group."""
-_BLOAT_RTT_US = 1000
+BLOAT_RTT_US = 1000
 _MOST_LOST = 1 << 60
 _AT_ONCE = 1 << 14
 """Texts that are made at a time."""
@@ -249,7 +249,7 @@ def _rates(found: Fold, get: Callable[..., Array], made: Table) -> Table:
     p95 = told["srtt_p95_us"]
     low, high, none = (get(f"queue_{name}") for name in ("min_us", "max_us", "none"))
     told["queue_p95_us"] = found.queue.percentile(0.95, count, low, high, none)
-    told["bloat"] = (p95 > 2 * least) & (p95 > _BLOAT_RTT_US)
+    told["bloat"] = (p95 > 2 * least) & (p95 > BLOAT_RTT_US)
     return told
 
 

@@ -142,9 +142,7 @@ class Fold(Kept):
         low = self._add_fall(piece)
         for name, column in _LARGEST.items():
             if column in piece.columns:
-                found = np.maximum.reduceat(piece[column], piece.firsts)
-                mine = self.of(name)
-                mine[places] = np.maximum(mine[places], found)
+                self._raise(name, piece, piece[column])
         for name, column in _SMALLEST.items():
             values = piece[column]
             if not values.all():
@@ -180,17 +178,19 @@ class Fold(Kept):
 
     def _add_fall(self, piece: Grouped) -> Array:
         """By how much the peer's window is below its largest so far: data that was not read."""
-        window, places = piece["snd_wnd"].astype(np.int64), piece.places
-        largest = self.of("snd_wnd_max")[places]
+        window, largest = piece["snd_wnd"].astype(np.int64), self.of("snd_wnd_max")[piece.places]
         rank = np.cumsum(piece.is_first, dtype=np.int64) << 32
         # The largest of a connection only: those of the next one have a larger rank.
         highest = np.maximum.accumulate(rank + window) - rank
         highest = np.maximum(highest, piece.spread(largest))
-        fall = np.maximum.reduceat(highest - window, piece.firsts)
-        mine = self.of("snd_wnd_fall")
-        mine[places] = np.maximum(mine[places], fall)
+        self._raise("snd_wnd_fall", piece, highest - window)
         low: Array = 2 * window < highest
         return low
+
+    def _raise(self, name: str, piece: Grouped, values: Array) -> None:
+        """To the largest one of each connection, if it was lower."""
+        mine, most = self.of(name), np.maximum.reduceat(values, piece.firsts)
+        mine[piece.places] = np.maximum(mine[piece.places], most)
 
     def _count(self, name: str, places: Array) -> None:
         np.add.at(self.of(name), places, 1)
@@ -267,9 +267,7 @@ class Fold(Kept):
         since = steps.end_ns[moved] - self.values["start_ns"][places]
         self.rates.add(places, since, steps.acked[moved], steps.received[moved])
         self._add_late(piece, steps)
-        most = self.of("acked_most")
-        most[piece.places] = np.maximum(most[piece.places],
-                                        np.maximum.reduceat(steps.acked, piece.firsts))
+        self._raise("acked_most", piece, steps.acked)
         shut = np.where(low & (steps.lost == 0), steps.end_ns - steps.start_ns, 0)
         self.of("low_ns")[piece.places] += np.add.reduceat(shut, piece.firsts)
         if steps.receiving is not None:
