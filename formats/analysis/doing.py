@@ -6,14 +6,11 @@ It needs the events of the schema sched: SLEEP, ADD_TO_RUNQ, SCHEDIN, SCHEDOUT.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.gather import EventTable
 
-Array = NDArray[Any]
 RUNNING, CPU_WAIT = "running", "waits for a CPU"
 DOING = {
     "SLEEP": ("tid", "class"),

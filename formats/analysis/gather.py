@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.log import Log
 from tcpkmon.formats.klogger.batch import LogBatch
 from tcpkmon.formats.klogger.source import Source
@@ -28,13 +28,13 @@ class EventTable:
 
     times_ns: NDArray[np.int64]
     cpus: NDArray[np.uint16]
-    columns: Mapping[str, NDArray[Any]]
+    columns: Mapping[str, Array]
     recorded: bool
 
     def __len__(self) -> int:
         return len(self.times_ns)
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
+    def __getitem__(self, name: str) -> Array:
         return self.columns[name]
 
     def numbers(self) -> dict[str, NDArray[np.int64]]:
@@ -42,7 +42,7 @@ class EventTable:
         found = {name: values.astype(np.int64) for name, values in self.columns.items()}
         return {**found, "time_ns": self.times_ns}
 
-    def take(self, at: NDArray[Any] | slice) -> EventTable:
+    def take(self, at: Array | slice) -> EventTable:
         """The events at these indices or with this mask, in this order."""
         columns = {name: values[at] for name, values in self.columns.items()}
         return EventTable(self.times_ns[at], self.cpus[at], columns, self.recorded)
@@ -75,13 +75,8 @@ class Gathered:
         return max(self.stop_ns - self.start_ns, 1)
 
 
-@dataclass
-class _Pieces:
-    """The pieces of one event's table."""
-
-    times: list[NDArray[Any]] = field(default_factory=list)
-    cpus: list[NDArray[Any]] = field(default_factory=list)
-    rows: list[dict[str, NDArray[Any]]] = field(default_factory=list)
+_Pieces = list[tuple[Array, Array, dict[str, Array]]]
+"""Of one event: times, CPUs and columns."""
 
 
 def gather(
@@ -92,7 +87,7 @@ def gather(
     An event that the log does not describe has an empty table, a field that it lacks is all 0.
     discard_lossy: leave out each dump (buffer) from which more events than that are missing.
     """
-    pieces: dict[str, _Pieces] = defaultdict(_Pieces)
+    pieces: dict[str, _Pieces] = defaultdict(list)
     found = Gathered({})
     firsts: list[int] = []
     lasts: list[int] = []
@@ -141,33 +136,26 @@ def _add(pieces: dict[str, _Pieces], batch: LogBatch, wanted: Mapping[str, Seque
         at = batch.where(event)
         rows = batch.rows(event, at)
         known = {field.name for field in event.fields if field.kind in ("int", "enum")}
-        piece = pieces[event.name]
-        piece.times.append(batch.times_ns[at].astype(np.int64))
-        piece.cpus.append(batch.cpus[at])
-        piece.rows.append(
-            {name: _native(rows[name]) for name in wanted[event.name] if name in known}
-        )
+        columns = {name: _native(rows[name]) for name in wanted[event.name] if name in known}
+        pieces[event.name].append((batch.times_ns[at].astype(np.int64), batch.cpus[at], columns))
 
 
-def _native(values: NDArray[Any]) -> NDArray[Any]:
+def _native(values: Array) -> Array:
     return np.ascontiguousarray(values, values.dtype.newbyteorder("="))
 
 
 def _join(log: Log, name: str, pieces: _Pieces, fields: Sequence[str]) -> EventTable:
-    if not pieces.times:
+    if not pieces:
         empty = {one: np.empty(0, np.int64) for one in fields}
         recorded = _is_recorded(log, name)
         return EventTable(np.empty(0, np.int64), np.empty(0, np.uint16), empty, recorded)
-    times = np.concatenate(pieces.times)
+    times, cpus = (np.concatenate([piece[n] for piece in pieces]) for n in (0, 1))
     order = np.argsort(times, kind="stable")
     columns = {}
     for one in fields:
-        parts = [
-            rows.get(one, np.zeros(len(times_of), np.int64))
-            for rows, times_of in zip(pieces.rows, pieces.times, strict=True)
-        ]
+        parts = [rows.get(one, np.zeros(len(some), np.int64)) for some, _, rows in pieces]
         columns[one] = np.concatenate(parts)[order]
-    return EventTable(times[order], np.concatenate(pieces.cpus)[order], columns, True)
+    return EventTable(times[order], cpus[order], columns, True)
 
 
 def _is_recorded(log: Log, name: str) -> bool:

@@ -11,18 +11,15 @@ disk requests disk. A connection stalls while data waits for its reader and noth
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.doing import DOING, Doing
 from tcpkmon.formats.analysis.gather import EventTable, gather
 from tcpkmon.formats.analysis.log import Log
 from tcpkmon.formats.base.errors import UsageError
 
-Array = NDArray[Any]
 LEAST_NS = 5_000_000
 _WANTED = {
     "SNAPSHOT": ("conn_id", "lport", "rport", "rcv_nxt", "rcv_sb_cc", "pid"),
@@ -90,8 +87,7 @@ def find_stalls(log: Log, least_ns: int = LEAST_NS) -> list[Stall]:
         tid, did = doing.most(stall.pid, stall.start_ns, stall.stop_ns)
         inside = (done.times_ns >= stall.start_ns) & (done.times_ns <= stall.stop_ns)
         requests = int((done["tgid"][inside] == stall.pid).sum())
-        values = {**vars(stall), "tid": tid, "did": did, "requests": requests}
-        found.append(Stall(**values))
+        found.append(replace(stall, tid=tid, did=did, requests=requests))
     return sorted(found, key=lambda stall: stall.start_ns)
 
 

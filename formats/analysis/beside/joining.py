@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.beside.matching import (
     KINDS,
     NONE,
@@ -36,7 +37,6 @@ from tcpkmon.formats.base.arrow import encode, import_pyarrow, with_texts
 from tcpkmon.formats.base.text import address_of
 from tcpkmon.formats.packets import Block, PacketFile, Segments, parse, with_comment
 
-Array = NDArray[Any]
 DIRECTIONS = ("out", "in")
 _SPAN_NS = 2_000_000_000
 """The records of so much time are looked at at once."""

@@ -10,17 +10,16 @@ A record can be of several packets: the kernel joins segments that wait (in), an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array, runs
 from tcpkmon.formats.analysis.beside.states import ARRIVED, RETRANSMIT, TRANSMIT
 from tcpkmon.formats.analysis.beside.window import Window, keys_of
 from tcpkmon.formats.packets import Segments
 
-Array = NDArray[Any]
 NONE, RECORD, PART, TIME = range(4)
 KINDS = ("none", "record", "part", "time")
 """How a packet was found: no connection has its ends; a record of the same segment; one of several
@@ -54,8 +53,9 @@ class Matches:
 
 
 @dataclass
-class _Side:
-    """The records on one side whose segments can be packets. at: (m,) their rows."""
+class _Segments:
+    """Segments on one side: of records that can be packets, or of packets. at: (m,) their rows, or
+    numbers. pair: their ends, see Window. ack: 0 of one that never says what arrived."""
 
     at: Array
     pair: Array
@@ -64,6 +64,22 @@ class _Side:
     length: Array
     flags: Array
     times_ns: Array
+
+    def take(self, at: Array) -> _Segments:
+        """Those at these places."""
+        return _Segments(*(getattr(self, one.name)[at] for one in fields(self)))
+
+    def by_time(self) -> _Segments:
+        """In the order of their times."""
+        return self.take(np.argsort(self.times_ns, kind="stable"))
+
+    def keys(self) -> list[bytes]:
+        """The same of each segment that is the same."""
+        made = np.zeros(len(self.at), _KEY)
+        for name in ("pair", "seq", "ack", "length"):
+            made[name] = getattr(self, name)
+        made["marks"] = self.flags & _MARKS
+        return keys_of(made.view(np.uint8).reshape(len(made), _KEY.itemsize))
 
 
 def match(
@@ -79,19 +95,29 @@ def match(
         return found
     following = _following(rows["conn_id"])
     side = _side_of(window, is_out, has_transmit, following)
-    mine = mine[np.argsort(times_ns[mine], kind="stable")]
+    acks = _acks(segments.flags, segments.ack)
+    packets = _Segments(mine, pairs[mine], segments.seq[mine], acks[mine], segments.length[mine],
+                        segments.flags[mine], times_ns[mine]).by_time()  # fmt: skip
     has_ack = is_out or "seg_ack" in rows.columns
-    _same(window, side, segments, times_ns, pairs, mine, is_out, found)
-    left = mine[found.kind[mine] == NONE]
-    _parts(window, side, segments, times_ns, pairs, left, is_out, has_ack, found)
+    _same(side.take(~window.used[side.at]).by_time(), packets, is_out, found)
+    _parts(window, side, _left(packets, found), is_out, has_ack, found)
     known = np.flatnonzero(found.before >= 0)
     found.after[known] = following[found.before[known]]
-    left = mine[found.kind[mine] == NONE]
-    _by_time(window, times_ns, pairs, left, following, found)
+    _by_time(window, _left(packets, found), following, found)
     return found
 
 
-def _side_of(window: Window, is_out: bool, has_transmit: bool, following: Array) -> _Side:
+def _left(packets: _Segments, found: Matches) -> _Segments:
+    """Those for which nothing was found."""
+    return packets.take(found.kind[packets.at] == NONE)
+
+
+def _acks(flags: Array, ack: Array) -> Array:
+    """A segment that never says what arrived has none."""
+    return np.where(flags & _ACK > 0, ack, 0)
+
+
+def _side_of(window: Window, is_out: bool, has_transmit: bool, following: Array) -> _Segments:
     rows = window.rows
     assert rows is not None
     wanted = ((TRANSMIT if has_transmit else RETRANSMIT),) if is_out else ARRIVED
@@ -103,39 +129,22 @@ def _side_of(window: Window, is_out: bool, has_transmit: bool, following: Array)
     else:  # what the next record says that it acknowledged
         ack = rows["snd_una"][np.where(following >= 0, following, np.arange(len(rows)))]
     flags = rows["seg_flags"][at].astype(np.int64)
-    # A segment that never says what arrived has none.
-    acks = np.where(flags & _ACK > 0, ack[at].astype(np.int64), 0)
-    return _Side(at, window.pairs[at], rows["seg_seq"][at].astype(np.int64), acks,
-                 rows["seg_len"][at].astype(np.int64), flags, rows.real_ns[at])  # fmt: skip
+    return _Segments(at, window.pairs[at], rows["seg_seq"][at].astype(np.int64),
+                     _acks(flags, ack[at].astype(np.int64)),
+                     rows["seg_len"][at].astype(np.int64), flags, rows.real_ns[at])  # fmt: skip
 
 
-def _keys(pair: Array, seq: Array, ack: Array, length: Array, flags: Array) -> list[bytes]:
-    made = np.zeros(len(pair), _KEY)
-    made["pair"], made["seq"], made["ack"] = pair, seq, ack
-    made["length"], made["marks"] = length, flags & _MARKS
-    return keys_of(made.view(np.uint8).reshape(len(made), _KEY.itemsize))
-
-
-def _same(
-    window: Window, side: _Side, segments: Segments, times_ns: Array, pairs: Array, mine: Array,
-    is_out: bool, found: Matches,
-) -> None:  # fmt: skip
+def _same(records: _Segments, packets: _Segments, is_out: bool, found: Matches) -> None:
     """Packets that are the segment of a record, one of each: those of the same segment in order.
 
     What comes later, the record (in) or the packet (out), is taken from the end, and takes the
     latest that is left: what is left over was lost on the way from one to the other.
     """
-    free = np.flatnonzero(~window.used[side.at])
-    free = free[np.argsort(side.times_ns[free], kind="stable")]
-    records = _keys(side.pair[free], side.seq[free], side.ack[free], side.length[free],
-                    side.flags[free])  # fmt: skip
-    packets = _keys(pairs[mine], segments.seq[mine], _acks(segments)[mine], segments.length[mine],
-                    segments.flags[mine])  # fmt: skip
-    ends = (records, side.times_ns[free].tolist()), (packets, times_ns[mine].tolist())
+    ends = [(one.keys(), one.times_ns.tolist()) for one in (records, packets)]
     taken = np.array(_take(*(ends if is_out else ends[::-1])), np.int64).reshape(-1, 2)
     place, packet = taken.T if is_out else taken.T[::-1]
-    found.kind[mine[packet]] = RECORD
-    found.before[mine[packet]] = side.at[free[place]]
+    found.kind[packets.at[packet]] = RECORD
+    found.before[packets.at[packet]] = records.at[place]
 
 
 def _take(
@@ -162,14 +171,9 @@ def _take(
     return found
 
 
-def _acks(segments: Segments) -> Array:
-    return np.where(segments.flags & _ACK > 0, segments.ack, 0)
-
-
 def _parts(
-    window: Window, side: _Side, segments: Segments, times_ns: Array, pairs: Array, left: Array,
-    is_out: bool, has_ack: bool, found: Matches,
-) -> None:  # fmt: skip
+    window: Window, side: _Segments, left: _Segments, is_out: bool, has_ack: bool, found: Matches
+) -> None:
     """Packets that are a part of the segment of a record, the last ones first: of two with the same
     bytes, the other one was lost. A record that is of one packet has no parts, but ACKs that the
     kernel joined with its own."""
@@ -179,14 +183,15 @@ def _parts(
     whole |= window.used
     is_whole = whole[side.at]
     pair, times = side.pair[order], side.times_ns[order]
-    left = left[::-1]
-    bounds = np.searchsorted(pair, pairs[left]), np.searchsorted(pair, pairs[left], "right")
-    acks = _acks(segments)
+    bounds = [np.searchsorted(pair, left.pair, end).tolist() for end in ("left", "right")]
     taken: set[tuple[int, int, int]] = set()
-    for packet, low, high in zip(left.tolist(), *(one.tolist() for one in bounds), strict=True):
+    for at in range(len(left.at) - 1, -1, -1):
+        low, high = (bound[at] for bound in bounds)
         if low == high:
             continue
-        time, seq, length = (int(one[packet]) for one in (times_ns, segments.seq, segments.length))
+        packet, time, seq, length = (
+            int(one[at]) for one in (left.at, left.times_ns, left.seq, left.length)
+        )
         before, after = (REACH_NS, SLACK_NS) if is_out else (SLACK_NS, REACH_NS)
         first = low + int(np.searchsorted(times[low:high], time - before))
         last = low + int(np.searchsorted(times[low:high], time + after, "right"))
@@ -195,13 +200,13 @@ def _parts(
         else:
             near = order[first : min(last, first + _MOST_TRIED)]
         offset = (seq - side.seq[near]) & 0xFFFFFFFF
-        flags, marks = side.flags[near], int(segments.flags[packet]) & _MARKS
+        flags, marks = side.flags[near], int(left.flags[at]) & _MARKS
         fits = (offset + length <= side.length[near]) & (marks & ~flags == 0)
         fits &= (flags ^ marks) & (_SYN | _RST) == 0
         joins = (side.length[near] == 0) & has_ack & (not is_out)
         fits &= ~is_whole[near] | joins
         if has_ack:
-            ahead = (side.ack[near] - int(acks[packet])) & 0xFFFFFFFF
+            ahead = (side.ack[near] - int(left.ack[at])) & 0xFFFFFFFF
             fits &= (ahead == 0) if is_out else (ahead < 1 << 31)
         for place in near[fits].tolist():
             key = (place, seq, length)
@@ -221,27 +226,26 @@ def _following(ids: Array) -> Array:
     return found
 
 
-def _by_time(
-    window: Window, times_ns: Array, pairs: Array, left: Array, following: Array, found: Matches
-) -> None:
+def _by_time(window: Window, left: _Segments, following: Array, found: Matches) -> None:
     """Packets without a record of their own: the connection's rows around their time."""
     rows = window.rows
     assert rows is not None
-    if not len(left):
+    if not len(left.at):
         return
     order = np.lexsort((rows.real_ns, window.pairs))
     pair, times = window.pairs[order], rows.real_ns[order]
-    left = left[np.argsort(pairs[left], kind="stable")]
-    starts = np.flatnonzero(np.diff(pairs[left], prepend=-1))
-    for packets in np.split(left, starts[1:]):
-        low, high = np.searchsorted(pair, pairs[packets[0]] + np.array([0, 1]))
-        at = np.searchsorted(times[low:high], times_ns[packets], "right") + low
+    left = left.take(np.argsort(left.pair, kind="stable"))
+    firsts, lasts = runs(left.pair)
+    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+        packets, times_ns = left.at[first : last + 1], left.times_ns[first : last + 1]
+        low, high = np.searchsorted(pair, left.pair[first] + np.array([0, 1]))
+        at = np.searchsorted(times[low:high], times_ns, "right") + low
         has_before, has_after = at > low, at < high
         before = np.where(has_before, order[np.maximum(at - 1, 0)], -1)
         # Another connection may have had these ends before.
         before[has_before & (rows["location"][before] == _DESTROY)] = -1
         later = order[np.minimum(at, len(order) - 1)]
-        near = has_after & (rows.real_ns[later] - times_ns[packets] <= REACH_NS)
+        near = has_after & (rows.real_ns[later] - times_ns <= REACH_NS)
         after = np.where(before >= 0, following[before], np.where(near, later, -1))
         found.before[packets], found.after[packets] = before, after
         found.kind[packets[(before >= 0) | (after >= 0)]] = TIME

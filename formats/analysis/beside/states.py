@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array, join
 from tcpkmon.formats.analysis.why import LIMITS, Cutter, Grouped, Source
 from tcpkmon.formats.analysis.why.grouping import Places
 from tcpkmon.formats.analysis.why.limits import NUMBER, in_flight, runs_bbr
@@ -17,7 +17,6 @@ from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.psc.columns import TIME
 from tcpkmon.formats.psc.reader import Capture
 
-Array = NDArray[Any]
 SEGMENT_RECEIVED, RETRANSMIT, TRANSMIT, SEGMENT_CLOSING = 1, 2, 19, 21
 ARRIVED = (SEGMENT_RECEIVED, SEGMENT_CLOSING)
 SEGMENT = ("seg_seq", "seg_len", "seg_flags")
@@ -32,6 +31,7 @@ STATES = ("NONE", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2
           "CLOSE", "CLOSE_WAIT", "LAST_ACK", "LISTEN", "CLOSING", "NEW_SYN_RECV")  # fmt: skip
 _INFINITE = (1 << 31) - 1
 _NO_RTT = (1 << 32) - 1
+_ARRAYS = ("real_ns", "mono_ns", "lost", "limit", "seq")
 
 
 @dataclass
@@ -56,20 +56,13 @@ class Rows:
     def take(self, at: Array) -> Rows:
         """Those in these rows."""
         columns = {name: values[at] for name, values in self.columns.items()}
-        return Rows(columns, self.real_ns[at], self.mono_ns[at], self.lost[at], self.limit[at],
-                    self.seq[at])  # fmt: skip
+        return Rows(columns, *(getattr(self, name)[at] for name in _ARRAYS))
 
     @staticmethod
     def join(parts: Sequence[Rows]) -> Rows:
         """Rows after rows; at least one of them."""
-        columns = {
-            name: np.concatenate([part.columns[name] for part in parts])
-            for name in parts[0].columns
-        }
-        arrays = (
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("real_ns", "mono_ns", "lost", "limit", "seq")
-        )
+        columns = join([part.columns for part in parts])
+        arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS)
         return Rows(columns, *arrays)
 
 

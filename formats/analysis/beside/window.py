@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.beside.states import Rows
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.limits import MOST_BESIDE, MOST_CONNECTIONS
 
-Array = NDArray[Any]
 KEPT = {
     "conn_id", "location", "callvalue", "state", "ca_state", "snd_una", "snd_max", "snd_wnd",
     "rcv_nxt", "rcv_wnd", "snd_cwnd_segs", "snd_ssthresh", "srtt_us", "min_rtt_us", "packets_out",
@@ -53,12 +54,9 @@ class Window:
             self._seen_ns = max(self._seen_ns, int(piece.real_ns.max()))
             if int(piece.real_ns.max()) < low_ns:
                 piece = piece.take(np.sort(_lasts(piece["conn_id"])))
-            parts.append(piece)
             pairs.append(self._pairs_of(piece))
-            parts[-1] = Rows(
-                {name: values for name, values in piece.columns.items() if name in KEPT},
-                piece.real_ns, piece.mono_ns, piece.lost, piece.limit, piece.seq,
-            )  # fmt: skip
+            columns = {name: values for name, values in piece.columns.items() if name in KEPT}
+            parts.append(replace(piece, columns=columns))
             used.append(np.zeros(len(piece), np.bool_))
             count += len(piece)
             if count > MOST_BESIDE:

@@ -8,9 +8,9 @@ halving  several ordered sides
 words    all of that for people and as JSON
 """
 
-from tcpkmon.formats.analysis.bisecting.halving import Found, Trial, halve
-from tcpkmon.formats.analysis.bisecting.plan import DEFAULT, PILOT, Look, Plan, make_plan
-from tcpkmon.formats.analysis.bisecting.power import Power, powers
+from tcpkmon.formats.analysis.bisecting.halving import Found, halve
+from tcpkmon.formats.analysis.bisecting.plan import Look, Plan, make_plan
+from tcpkmon.formats.analysis.bisecting.power import powers
 from tcpkmon.formats.analysis.bisecting.telling import Told, refuse_useless, tell
 from tcpkmon.formats.analysis.bisecting.words import (
     apart,
@@ -21,14 +21,10 @@ from tcpkmon.formats.analysis.bisecting.words import (
 )
 
 __all__ = [
-    "DEFAULT",
-    "PILOT",
     "Found",
     "Look",
     "Plan",
-    "Power",
     "Told",
-    "Trial",
     "apart",
     "halve",
     "make_plan",

@@ -14,15 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import expm1, inf, log1p, sqrt
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.bisecting.plan import Plan
 from tcpkmon.formats.analysis.diff import SHARE, Metric, scipy_stats
 
-Array = NDArray[Any]
 POWER = 0.8
 _DOUBT = 0.2
 _MOST_RUNS = 100_000

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.bisecting.plan import Look, Plan
 from tcpkmon.formats.analysis.diff import DIFFERS, SAME, Compared, compare
 from tcpkmon.formats.base.errors import UsageError
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

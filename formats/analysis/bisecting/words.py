@@ -8,7 +8,6 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.bisecting.plan import Plan
 from tcpkmon.formats.analysis.bisecting.power import POWER, Power
@@ -26,7 +25,6 @@ from tcpkmon.formats.analysis.diff import (
 )
 from tcpkmon.formats.analysis.why.writing import plain
 
-Array = NDArray[Any]
 _SUMS = ("retransmissions", "recoveries", "rto_count", "loss_probes", "reo_timeouts", "undo_count",
          "zero_window_count", "zero_window_probes", "rcvq_full", "syn_retrans")  # fmt: skip
 _MOSTS = ("cwnd_max", "snd_wnd_max", "rcv_wnd_max", "rcvbuf", "sndbuf", "mss", "rcv_wscale")

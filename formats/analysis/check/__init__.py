@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Assertions on a capture: docs/check.md describes the language."""
 
-from tcpkmon.formats.analysis.check.capture import CONNECTION_KINDS, Capture, share_of
-from tcpkmon.formats.analysis.check.checking import Result, check, compile_assertions, measure
+from tcpkmon.formats.analysis.check.capture import CONNECTION_KINDS, Capture, share_of, times_of
+from tcpkmon.formats.analysis.check.checking import check, compile_assertions, measure
 from tcpkmon.formats.analysis.check.names import LEDGER
 from tcpkmon.formats.analysis.check.output import as_dict, as_junit, as_lines, github_lines
 from tcpkmon.formats.analysis.check.scope import TableScope
-from tcpkmon.formats.analysis.check.span import Proof, Span, find_span, write_span
+from tcpkmon.formats.analysis.check.span import Proof, find_span, write_span
 from tcpkmon.formats.analysis.check.where import choose, fulfil, parse_where
 
 __all__ = [
@@ -14,8 +14,6 @@ __all__ = [
     "LEDGER",
     "Capture",
     "Proof",
-    "Result",
-    "Span",
     "TableScope",
     "as_dict",
     "as_junit",
@@ -29,5 +27,6 @@ __all__ = [
     "measure",
     "parse_where",
     "share_of",
+    "times_of",
     "write_span",
 ]

@@ -188,11 +188,15 @@ class Capture:
         return share_of(self.connections, limit)
 
 
+def times_of(table: why.Table, limit: str) -> tuple[Array, Array]:
+    """(n,) float64: the time of a limit, with its parts, in each connection, and of all limits."""
+    times = {name: table[f"us_{name}"].astype(np.float64) for name in why.LIMITS}
+    mine = [us for name, us in times.items() if limit in (name, why.FAMILY.get(name))]
+    return np.sum(mine, axis=0), np.sum(list(times.values()), axis=0)
+
+
 def share_of(table: why.Table, limit: str) -> Array:
     """(n,) the share of a limit, with its parts, in each connection's time; NaN without time."""
-    times = {name: table[f"us_{name}"].astype(np.float64) for name in why.LIMITS}
-    total = np.sum(list(times.values()), axis=0)
-    mine = [us for name, us in times.items() if limit in (name, why.FAMILY.get(name))]
+    mine, total = times_of(table, limit)
     with np.errstate(all="ignore"):
-        share: Array = np.where(total > 0, np.sum(mine, axis=0) / total, np.nan)
-    return share
+        return np.where(total > 0, mine / total, np.nan)

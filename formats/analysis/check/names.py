@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from tcpkmon.formats.analysis.beside.states import CA_STATES, STATES
 from tcpkmon.formats.base.expressions import TIMES
 from tcpkmon.formats.base.tcp_info import FROM_INFO
 
@@ -10,13 +11,9 @@ LEDGER = ("no_loss", "proven", "conforms")
 """Conditions on the whole capture."""
 CONSTANTS = {
     prefix + name: number
-    for prefix, first, names in (
-        ("TCP_CA_", 0, "Open Disorder CWR Recovery Loss"),
-        ("TCP_", 1, "ESTABLISHED SYN_SENT SYN_RECV FIN_WAIT1 FIN_WAIT2 TIME_WAIT CLOSE CLOSE_WAIT "
-                    "LAST_ACK LISTEN CLOSING NEW_SYN_RECV"),
-    )
-    for number, name in enumerate(names.split(), first)
-}  # fmt: skip
+    for prefix, first, names in (("TCP_CA_", 0, CA_STATES), ("TCP_", 1, STATES[1:]))
+    for number, name in enumerate(names, first)
+}
 """The kernel's names of values of ca_state and state (linux/tcp.h, net/tcp_states.h)."""
 INTERVAL = "interval."
 """What the names of columns of intervals begin with."""

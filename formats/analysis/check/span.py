@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from tcpkmon.formats.base import control
+from tcpkmon.formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.psc.header import encode_header
 from tcpkmon.formats.psc.reader import Capture
@@ -22,8 +23,8 @@ _BLOCK_ROWS = 1 << 14
 _EARLIER_NS = 60_000_000_000
 """How long before the first mark the checkpoint before it can be."""
 _COUNTERS = {
-    control.Losses: ("ring_full", "no_ring", "other", "table_full", "no_slot"),
-    control.Collector: ("late", "queue_full", "disk_full", "write_error"),
+    control.Losses: tuple(KERNEL_CAUSES),
+    control.Collector: tuple(COLLECTOR_CAUSES),
     control.Cpu: ("damaged", "late", "ring_lost"),
     control.Program: ("missed", "kprobe_missed"),
 }

@@ -34,8 +34,7 @@ def _cwnd(step: Step) -> tuple[Mask, Mask]:
 
 
 def _grown(step: Step) -> Array:
-    more: Array = step.now["snd_cwnd_segs"] - step.was["snd_cwnd_segs"]
-    return more
+    return step.now["snd_cwnd_segs"] - step.was["snd_cwnd_segs"]
 
 
 def _one_ack(step: Step) -> Mask:
@@ -57,8 +56,7 @@ def _validation(step: Step) -> tuple[Mask, Mask]:
 
 def _too_high(step: Step, window: Array, algorithm: int) -> Mask:
     share = window * 717 // 1024 if algorithm == CUBIC else window // 2
-    above: Mask = step.now["snd_ssthresh"] > np.maximum(share, 2)
-    return above
+    return step.now["snd_ssthresh"] > np.maximum(share, 2)
 
 
 def _ssthresh(step: Step) -> tuple[Mask, Mask]:

@@ -61,8 +61,7 @@ class Step:
     @property
     def loss_based(self) -> Mask:
         """The algorithm is reno or cubic."""
-        known: Mask = self.now["ca"] > 0
-        return known
+        return self.now["ca"] > 0
 
     def into(self, *states: int) -> Mask:
         """Records of a change into one of these congestion states, where no reduction is under

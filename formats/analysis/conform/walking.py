@@ -30,6 +30,7 @@ from tcpkmon.formats.analysis.conform.rule import (
     Step,
 )
 from tcpkmon.formats.analysis.why import Snapshots, Source
+from tcpkmon.formats.analysis.why.grouping import joined
 from tcpkmon.formats.base.sequence import ahead_of
 
 ALWAYS = (
@@ -69,7 +70,7 @@ def walk(source: Source, doubt: bool = False, judged_as: int = 0) -> Iterator[Wa
     kept: Snapshots | None = None
     for piece in source.read():
         old = 0 if kept is None else len(kept)
-        rows = piece if kept is None else _join(kept, piece)
+        rows = piece if kept is None else joined([kept, piece])
         order = np.argsort(rows["conn_id"], kind="stable")
         rows, new = rows.take(order), order >= old
         found = _Places(rows)
@@ -77,14 +78,6 @@ def walk(source: Source, doubt: bool = False, judged_as: int = 0) -> Iterator[Wa
         if len(judged):
             yield _walked(rows, found, judged, doubt, judged_as)
         kept = rows.take(found.keep())
-
-
-def _join(one: Snapshots, other: Snapshots) -> Snapshots:
-    columns = {
-        name: np.concatenate([values, other[name]]) for name, values in one.columns.items()
-    }
-    times = np.concatenate([one.times_ns, other.times_ns])
-    return Snapshots(columns, times, np.concatenate([one.lost, other.lost]))
 
 
 class _Places:

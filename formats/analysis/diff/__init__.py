@@ -10,7 +10,7 @@ conditions  --fail-if
 courses     time courses; picture, output: for people and tools
 """
 
-from tcpkmon.formats.analysis.diff.conditions import Condition, Judged, judge, parse_conditions
+from tcpkmon.formats.analysis.diff.conditions import judge, parse_conditions
 from tcpkmon.formats.analysis.diff.metrics import (
     BY_NAME,
     METRICS,
@@ -46,12 +46,11 @@ from tcpkmon.formats.analysis.diff.statistics import (
     least_p,
     scipy_stats,
 )
-from tcpkmon.formats.analysis.diff.units import CONNECTION, RUN, values_of_run, values_of_side
+from tcpkmon.formats.analysis.diff.units import RUN, values_of_run, values_of_side
 
 __all__ = [
     "ALPHA",
     "BY_NAME",
-    "CONNECTION",
     "DIFFERS",
     "METRICS",
     "RUN",
@@ -59,8 +58,6 @@ __all__ = [
     "SHARE",
     "SHARED",
     "Compared",
-    "Condition",
-    "Judged",
     "Metric",
     "Report",
     "Run",

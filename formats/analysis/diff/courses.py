@@ -98,8 +98,7 @@ def _find(mine: NDArray[np.uint64], ids: NDArray[np.uint64]) -> tuple[Array, Arr
 
 
 def _moved(steps: Steps, rows: Array, sends: NDArray[np.bool_]) -> Array:
-    found: Array = np.where(sends, steps.acked[rows], steps.received[rows])
-    return found
+    return np.where(sends, steps.acked[rows], steps.received[rows])
 
 
 def _as_old(table: Table, sums: _Sums) -> Floats:

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.diff.conditions import Condition, Judged, judge
 from tcpkmon.formats.analysis.diff.settings import Difference, differences
 from tcpkmon.formats.analysis.diff.sides import Side
-from tcpkmon.formats.analysis.diff.statistics import ALPHA, Array, Compared, Family, compare
+from tcpkmon.formats.analysis.diff.statistics import ALPHA, Compared, Family, compare
 from tcpkmon.formats.analysis.diff.units import CONNECTION, RUN, values_of_side
 
 

@@ -13,13 +13,12 @@ from math import comb, isfinite
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.diff.metrics import METRICS, SHARE, Metric
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.installing import how_to_install
 
-Array = NDArray[Any]
 DIFFERS, SAME, NO_DATA, TOO_FEW = "differs", "same", "no data", "too few"
 MEDIAN, MEAN = "median", "mean"
 ALPHA = 0.01

@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.check import fulfil, share_of
+from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.check import fulfil, share_of, times_of
 from tcpkmon.formats.analysis.diff.metrics import BY_NAME, METRICS, SHARED
 from tcpkmon.formats.analysis.why.assemble import Table
-from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.conditions import Value
 
-Array = NDArray[Any]
 Flows = dict[str, Array]
 """Columns latency_*_us by name, and `bytes`, a row for each flow."""
 CONNECTION, RUN = "connection", "run"
@@ -66,17 +64,6 @@ def _second_ends(table: Table) -> dict[int, int]:
     return found
 
 
-def _times_of(table: Table, limit: str) -> Array:
-    parts = [table[f"us_{name}"] for name in LIMITS if limit in (name, FAMILY.get(name))]
-    total: Array = np.sum([part.astype(np.float64) for part in parts], axis=0)
-    return total
-
-
-def _total_of(table: Table) -> Array:
-    total: Array = np.sum([table[f"us_{name}"].astype(np.float64) for name in LIMITS], axis=0)
-    return total
-
-
 def values_by_connection(table: Table | None, flows: Flows | None) -> dict[str, Array]:
     """(n,) float64 of each metric that the capture has, without its nulls."""
     found: dict[str, Array] = {}
@@ -106,7 +93,7 @@ def values_of_run(table: Table | None, flows: Flows | None) -> dict[str, Array]:
     }  # fmt: skip
     if table is not None:
         mine = _take(table, table["bytes_acked"] >= table["bytes_received"])
-        sums = {f"share_{name}": (_times_of(mine, name).sum(), _total_of(mine).sum())
+        sums = {f"share_{name}": tuple(times.sum() for times in times_of(mine, name))
                 for name in SHARED}  # fmt: skip
         known = np.isfinite(mine["bytes_retrans"])
         sums["retrans_ratio"] = tuple(mine[name][known].sum() for name in

@@ -8,20 +8,20 @@ table, columns      the table of them
 summary, story, picture, waiting, meanwhile   for people
 """
 
-from tcpkmon.formats.analysis.exchanges.columns import EXCHANGES, PARTS, Column
-from tcpkmon.formats.analysis.exchanges.cutting import EXCHANGE, NULL, Exchanges, cut
+from tcpkmon.formats.analysis.exchanges.columns import EXCHANGES, PARTS
+from tcpkmon.formats.analysis.exchanges.cutting import EXCHANGE, NULL, Exchanges
 from tcpkmon.formats.analysis.exchanges.meanwhile import asked_meanwhile, did_meanwhile
 from tcpkmon.formats.analysis.exchanges.picture import draw_requests
 from tcpkmon.formats.analysis.exchanges.story import head, story
 from tcpkmon.formats.analysis.exchanges.streams import NEEDED, OPTIONAL, calls_of
-from tcpkmon.formats.analysis.exchanges.summary import Summary, summarize
 from tcpkmon.formats.analysis.exchanges.summary import slowest as slowest_of
+from tcpkmon.formats.analysis.exchanges.summary import summarize
 from tcpkmon.formats.analysis.exchanges.table import as_arrow, exchanges, make_cutter
-from tcpkmon.formats.analysis.exchanges.waiting import Asked, Waited, waited
+from tcpkmon.formats.analysis.exchanges.waiting import Waited, waited
 
 __all__ = [
-    "EXCHANGE", "EXCHANGES", "NEEDED", "NULL", "OPTIONAL", "PARTS", "Asked", "Column", "Exchanges",
-    "Summary", "Waited", "as_arrow", "asked_meanwhile", "calls_of", "cut", "did_meanwhile",
+    "EXCHANGE", "EXCHANGES", "NEEDED", "NULL", "OPTIONAL", "PARTS", "Exchanges",
+    "Waited", "as_arrow", "asked_meanwhile", "calls_of", "did_meanwhile",
     "draw_requests", "exchanges", "head", "make_cutter", "slowest_of", "story", "summarize",
     "waited",
 ]  # fmt: skip

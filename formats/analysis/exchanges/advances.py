@@ -9,14 +9,11 @@ acknowledges may have been written at any time until then, less the path's round
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array, shifted
 from tcpkmon.formats.analysis.why.grouping import Grouped
 
-Array = NDArray[Any]
 SEGMENTS = (1, 21)
 STATE_CHANGE, SEND, RECEIVE = 4, 9, 10
 ESTABLISHED, SYN_SENT = 1, 2
@@ -52,10 +49,9 @@ class Advances:
         for name in ("written", "arrived", "read", "sent"):
             top = at[f"top_{name}"]
             last = np.where(self._begins, 0, before(top, rows))
-            advanced = top > last
-            moved |= advanced
+            moved |= top > last
             found[name] = top
-            self._last, self._advanced = last, advanced
+            self._last = last
             time, width = getattr(self, f"_{name}")(found)
             found[f"time_{name}"] = np.clip(time, self._before - self._early(), self._time)
             found[f"width_{name}"] = width
@@ -119,8 +115,7 @@ class Advances:
         """What the ACK of each row measured [us]."""
         mean = self._rows["srtt_us"].astype(np.int64)
         then = after(mean, self._rows)
-        found: Array = np.where(mean > 0, mean + 8 * (then - mean), then)
-        return found
+        return np.where(mean > 0, mean + 8 * (then - mean), then)
 
     def _arrived(self, _: dict[str, Array]) -> tuple[Array, Array]:
         came = np.isin(self._came_from, (*SEGMENTS, STATE_CHANGE)) & self._whole
@@ -146,10 +141,7 @@ class Advances:
 
 def before(values: Array, rows: Grouped) -> Array:
     """The value of the row before; of each connection's first row its own."""
-    found = np.empty_like(values)
-    found[1:] = values[:-1]
-    found[rows.firsts] = values[rows.firsts]
-    return found
+    return shifted(values, rows.firsts, values[rows.firsts])
 
 
 def after(values: Array, rows: Grouped) -> Array:

@@ -3,31 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from tcpkmon.formats.analysis.why.columns import columns_of
 
-
-@dataclass(frozen=True)
-class Column:
-    """kind: int, text or bool. null: whether it can be null.
-
-    In memory a number that can be null is float64, null is NaN; text is an object, null is None.
-    """
-
-    name: str
-    kind: str
-    text: str
-    null: bool = False
-
-
-def _columns(lines: str) -> tuple[Column, ...]:
-    found = []
-    for line in lines.strip().splitlines():
-        name, kind, text = (part.strip() for part in line.split("|"))
-        found.append(Column(name, kind.rstrip("?"), text, kind.endswith("?")))
-    return tuple(found)
-
-
-EXCHANGES = _columns("""
+EXCHANGES = columns_of("""
 conn_id | int | the connection in this capture
 netns | int? | cookie of its network namespace, where the capture has it
 laddr | text | local address

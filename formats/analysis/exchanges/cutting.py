@@ -13,18 +13,16 @@ acknowledges. So a request that was sent before the answer to another one ended 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array, join, runs, shifted
 from tcpkmon.formats.analysis.exchanges.ranked import first_rows, running_maxima
 from tcpkmon.formats.analysis.exchanges.resting import Resting
 from tcpkmon.formats.analysis.exchanges.streams import CLIENT, Events, Streams
 from tcpkmon.formats.analysis.why import Snapshots
-from tcpkmon.formats.analysis.why.grouping import grown
+from tcpkmon.formats.analysis.why.grouping import Kept
 
-Array = NDArray[Any]
 EXCHANGE = np.dtype(
     [
         ("place", "i8"), ("number", "i8"), ("is_client", "?"), ("start_ns", "i8"),
@@ -47,12 +45,7 @@ class Exchanges:
         self.streams = Streams(has_calls, at_entry)
         self._has_calls = has_calls
         self._open = Resting("place")
-        self._flagged = np.zeros(0, np.int64)
-        self._asked = np.zeros(0, np.int64)
-        self._answered = np.zeros(0, np.int64)
-        self._free = np.zeros(0, np.int64)
-        self._free_width = np.zeros(0, np.int64)
-        self._number = np.zeros(0, np.int64)
+        self._kept = Kept(self.streams.places)
 
     def add(self, piece: Snapshots) -> Array:
         """The exchanges that are over: an array of EXCHANGE, those of a connection in order."""
@@ -65,25 +58,21 @@ class Exchanges:
     def _cut(self, new: Events, to_end: bool) -> Array:
         streams = self.streams
         streams.tell_sides(new)
-        count = len(streams.places)
-        before = len(self._asked)
-        self._asked, self._answered = grown(self._asked, count), grown(self._answered, count)
-        self._free, self._number = grown(self._free, count), grown(self._number, count)
-        self._free_width = grown(self._free_width, count)
-        self._asked[before:] = -1
-        self._flagged = grown(self._flagged, count)
         events = self._as_asked(new)
         held = self._open.take_all() if to_end else self._open.take(streams.touched)
         if held is not None:
-            events = Events({name: np.concatenate([values, events[name]])
-                             for name, values in held.items()})  # fmt: skip
+            events = Events(join([held, events.columns]))
         if not len(events):
             return np.zeros(0, EXCHANGE)
         events = events.take(np.argsort(events["place"], kind="stable"))
-        cut = _Cut(events, self._asked, self._answered, streams, to_end)
+        cut = _Cut(events, *self._come(), streams, to_end)
         rows = self._rows(cut)
         self._open.put(events.take(cut.needed()).columns)
         return rows
+
+    def _come(self) -> tuple[Array, Array]:
+        """How far the streams of requests (-1: not at all) and of answers were cut, by place."""
+        return self._kept.of("asked", fill=-1), self._kept.of("answered")
 
     def _as_asked(self, events: Events) -> Events:
         """The streams by what they are: of requests (q), of answers (a), and what ends an answer's
@@ -104,56 +93,37 @@ class Exchanges:
         more = np.where(is_client, events["written"] > events["acked"], events["unread"])
         late = ~is_client & (events["brings"] > 0) & (events["acked"] < events["written"])
         found["on_answer"], found["on_request"] = more, late
-        is_first = np.ones(len(place), np.bool_)
-        is_first[1:] = place[1:] != place[:-1]
-        firsts = np.flatnonzero(is_first)
-        sums = np.cumsum(late, dtype=np.int64)
-        if len(place):
-            lasts = np.append(firsts[1:], len(place)) - 1
-            base = self._flagged[place[firsts]] - sums[firsts] + late[firsts]
-            found["flagged"] = sums + np.repeat(base, lasts - firsts + 1)
-            self._flagged[place[firsts]] = found["flagged"][lasts]
-        else:
-            found["flagged"] = sums
+        firsts, lasts = runs(place)
+        sums, flagged = np.cumsum(late, dtype=np.int64), self._kept.of("flagged")
+        base = flagged[place[firsts]] - sums[firsts] + late[firsts]
+        found["flagged"] = sums + np.repeat(base, lasts - firsts + 1)
+        flagged[place[firsts]] = found["flagged"][lasts]
         return Events(found)
 
     def _rows(self, cut: _Cut) -> Array:
         """Rows of the exchanges that are over, and what is known of their connections then."""
         rows = cut.rows(self._has_calls, self.streams.since)
-        place = rows["place"]
-        if not len(rows):
-            return rows
-        is_first = np.ones(len(rows), np.bool_)
-        is_first[1:] = place[1:] != place[:-1]
-        firsts = np.flatnonzero(is_first)
-        lasts = np.append(firsts[1:], len(rows)) - 1
-        counts = lasts - firsts + 1
-        offsets = np.arange(len(rows)) - np.repeat(firsts, counts)
-        rows["number"] = self._number[place] + offsets
-        ends = cut.ends
-        free = np.empty(len(rows), np.int64)
-        free[1:] = ends[:-1]
-        since = self.streams.since[place[firsts]]
-        begins = self._number[place[firsts]] == 0
-        free[firsts] = np.where(begins, since, self._free[place[firsts]])
+        place, ends = rows["place"], cut.ends
+        firsts, lasts = runs(place)
+        mine, counts = place[firsts], lasts - firsts + 1
+        number, free, free_width = (self._kept.of(name) for name in ("number", "free", "width"))
+        rows["number"] = number[place] + np.arange(len(rows)) - np.repeat(firsts, counts)
+        since, begins = self.streams.since[mine], number[mine] == 0
         old = np.zeros(len(rows), np.bool_)
         old[firsts] = begins & (since < 0)
-        wait = np.maximum(rows["start_ns"] - free, 0)
+        was_free = shifted(ends, firsts, np.where(begins, since, free[mine]))
+        wait = np.maximum(rows["start_ns"] - was_free, 0)
         rows["wait_ns"] = np.where(old, NULL, wait)
         # When the one before was over is a bound of this one's pause too.
-        width = np.empty(len(rows), np.int64)
-        width[1:] = cut.ends_width[:-1]
-        width[firsts] = np.where(begins, 0, self._free_width[place[firsts]])
+        width = shifted(cut.ends_width, firsts, np.where(begins, 0, free_width[mine]))
         width = np.where(rows["is_client"], np.minimum(width, wait), width)
         rows["uncertain_ns"] += width
-        rows["exact"] &= width == 0
+        rows["exact"] &= (width == 0) & ~old
         rows["certain"] &= ~old
-        rows["exact"] &= ~old
-        self._number[place[firsts]] += counts
-        self._free[place[firsts]] = ends[lasts]
-        self._free_width[place[firsts]] = cut.ends_width[lasts]
-        self._asked[place[lasts]] = cut.asked_upto[lasts]
-        self._answered[place[lasts]] = cut.answered_upto[lasts]
+        number[mine] += counts
+        free[mine], free_width[mine] = ends[lasts], cut.ends_width[lasts]
+        asked, answered = self._come()
+        asked[mine], answered[mine] = cut.asked_upto[lasts], cut.answered_upto[lasts]
         return rows
 
 
@@ -165,16 +135,13 @@ class _Cut:
     def __init__(
         self, events: Events, asked: Array, answered: Array, streams: Streams, to_end: bool
     ) -> None:
-        self.events, self._streams, self._to_end = events, streams, to_end
+        self.events = events
         place = events["place"]
-        is_first = np.ones(len(place), np.bool_)
-        is_first[1:] = place[1:] != place[:-1]
-        self._firsts = np.flatnonzero(is_first)
-        self._lasts = np.append(self._firsts[1:], len(place)) - 1
+        self._firsts, self._lasts = runs(place)
         self._places = place[self._firsts]
-        self._group = np.cumsum(is_first) - 1
+        self._group = np.repeat(np.arange(len(self._firsts)), self._lasts - self._firsts + 1)
         self._over = streams.ended[self._places] | to_end
-        a_before = _shift(events["a"], self._firsts, answered[self._places])
+        a_before = shifted(events["a"], self._firsts, answered[self._places])
         is_answer = events["a"] > a_before
         self._at = np.flatnonzero(is_answer)
         self._find(asked, answered)
@@ -183,45 +150,36 @@ class _Cut:
         """The answers' rows, and where each exchange begins and ends among them."""
         at, events = self._at, self.events
         group = self._group[at]
-        begins = np.ones(len(at), np.bool_)
-        begins[1:] = group[1:] != group[:-1]
-        firsts = np.flatnonzero(begins)
+        firsts, lasts = runs(group)
         base = asked[self._places[group[firsts]]]
         known = events["asked"][at].astype(np.int64)
         known = np.minimum(known, events["q"][at])
         known[firsts] = np.maximum(known[firsts], base)
         known = running_maxima(known, firsts)
-        before = _shift(known, firsts, base)
+        before = shifted(known, firsts, base)
         new = np.flatnonzero(known > before)
         # An answer that goes on after its exchange was put out cannot be: that waits for the next.
         self.group = group[new]
         self.first = at[new]
         ends = np.append(new[1:], len(at)) - 1
         same = np.append(self.group[1:], -1) == self.group
-        last_of = np.append(np.flatnonzero(begins)[1:], len(at)) - 1
         of_group = np.searchsorted(group[firsts], self.group)
-        self.last = at[np.where(same, ends, last_of[of_group])] if len(new) else self.first
+        self.last = at[np.where(same, ends, lasts[of_group])]
         self.next = np.where(same, np.append(self.first[1:], 0), self._lasts[self.group] + 1)
         self.closed = same | self._over[self.group]
         self.start_q = np.maximum(before[new], 0)
         self.end_q = known[new]
         self.end_a = events["a"][self.last]
-        start_a = np.empty(len(new), np.int64)
-        start_a[1:] = self.end_a[:-1]
-        one = np.ones(len(new), np.bool_)
-        one[1:] = self.group[1:] != self.group[:-1]
-        start_a[one] = answered[self._places[self.group[one]]]
-        self.start_a = start_a
+        ones, _ = runs(self.group)
+        self.start_a = shifted(self.end_a, ones, answered[self._places[self.group[ones]]])
         self.asks = self._cross("q", self.group, self.start_q + 1)
         self.asked = self._cross("q", self.group, self.end_q)
         self.settled = self._cross("s", self.group, self.end_a)
         self.is_settled = self.settled <= self._lasts[self.group]
         self.over = self.closed & (self.is_settled | self._over[self.group])
         # The last ones, of which the exchange goes on or is not read, stay.
-        upto = np.full(len(self._places), -1, np.int64)
-        upto[:] = asked[self._places]
-        if len(new):
-            upto[self.group] = self.end_q  # of several the last one stays
+        upto = asked[self._places]
+        upto[self.group] = self.end_q  # of several the last one stays
         self._upto = np.maximum(upto, 0)
 
     def _cross(self, name: str, group: Array, upto: Array) -> Array:
@@ -332,13 +290,6 @@ class _Cut:
         keep |= events["is_client"] & (events["q"] > acked[self._group])
         keep &= goes_on[self._group]
         return np.flatnonzero(keep)
-
-
-def _shift(values: Array, firsts: Array, base: Array) -> Array:
-    found = np.empty_like(values)
-    found[1:] = values[:-1]
-    found[firsts] = base
-    return found
 
 
 def cut(pieces: Iterable[Snapshots], cutter: Exchanges) -> Iterator[Array]:

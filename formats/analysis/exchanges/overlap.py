@@ -11,11 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why import Table
-
-Array = NDArray[Any]
 
 
 def spread(table: Table) -> Array:
@@ -41,5 +39,4 @@ def spread(table: Table) -> Array:
                 # Ports can be used again; the same connection is there at the same time.
                 if low[other] <= high[at] and low[at] <= high[other]:
                     proven[other] = True
-    found: Array = proven[of_row]
-    return found
+    return proven[of_row]

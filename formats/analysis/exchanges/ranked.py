@@ -7,12 +7,10 @@ has room for AT_ONCE ranks: more connections are taken in parts.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from tcpkmon.formats.analysis.arrays import Array
+
 MOST = 1 << 43
 """Positions are below this."""
 AT_ONCE = (1 << 63) // MOST - 1
@@ -42,5 +40,4 @@ def first_rows(values: Array, firsts: Array, group: Array, upto: Array) -> Array
         keys = values[rows] + np.repeat(np.arange(len(some) - 1) * MOST, np.diff(some))
         wanted = upto[asked] + (group[asked] - low) * MOST
         found[asked] = rows.start + np.searchsorted(keys, wanted)
-    place: Array = np.clip(found, starts[group], starts[group + 1])
-    return place
+    return np.clip(found, starts[group], starts[group + 1])

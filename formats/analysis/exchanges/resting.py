@@ -8,12 +8,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from tcpkmon.formats.analysis.arrays import Array, join
+
 Columns = dict[str, Array]
 
 
@@ -79,8 +77,3 @@ class _Pool:
         if self.count == len(self._keys):
             return self.columns
         return {name: values[self._rests] for name, values in self.columns.items()}
-
-
-def join(rows: list[Columns]) -> Columns:
-    """One behind the other."""
-    return {name: np.concatenate([one[name] for one in rows]) for name in rows[0]}

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array, join
 from tcpkmon.formats.analysis.exchanges.advances import (
     ESTABLISHED,
     RECEIVE,
@@ -29,11 +30,10 @@ from tcpkmon.formats.analysis.exchanges.advances import (
     after,
 )
 from tcpkmon.formats.analysis.exchanges.ranked import MOST, running_maxima
-from tcpkmon.formats.analysis.exchanges.resting import Resting, join
+from tcpkmon.formats.analysis.exchanges.resting import Resting
 from tcpkmon.formats.analysis.why import Snapshots
 from tcpkmon.formats.analysis.why.grouping import Grouped, Places, grown
 
-Array = NDArray[Any]
 UNKNOWN, CLIENT, SERVER = 0, 1, 2
 NEEDED = (
     "conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state", "snd_una",
@@ -252,8 +252,7 @@ def _summed(steps: Array, rows: Grouped, before: Array) -> Array:
     """Running sums of each connection, which go on from `before` (by place)."""
     sums = np.cumsum(steps, dtype=np.int64)
     base = before[rows.places] - sums[rows.firsts] + steps[rows.firsts]
-    found: Array = sums + np.repeat(base, rows.lasts - rows.firsts + 1)
-    return found
+    return sums + rows.spread(base)
 
 
 def _highest(values: Array, rows: Grouped, before: Array) -> Array:
@@ -283,7 +282,7 @@ def _positions(rows: Grouped, is_new: Array, before: dict[str, Array]) -> dict[s
         steps[firsts] = 0
         base = np.where(begins, bases[name], before[name][rows.places])
         sums = np.cumsum(steps)
-        found[name] = sums + np.repeat(base - sums[firsts], rows.lasts - firsts + 1)
+        found[name] = sums + rows.spread(base - sums[firsts])
     return found
 
 
@@ -338,5 +337,4 @@ def _tops(rows: Grouped, at: dict[str, Array], before: dict[str, Array]) -> dict
 
 
 def _is_segment(rows: Grouped) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.isin(rows["location"], SEGMENTS)
-    return found
+    return np.isin(rows["location"], SEGMENTS)

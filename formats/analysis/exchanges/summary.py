@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.exchanges.columns import PARTS
 from tcpkmon.formats.analysis.why import Table
 
-Array = NDArray[Any]
 SHARES = (50, 95, 99)
 SHOWN = (*PARTS, "total")
 _OF_TOTAL = PARTS[1:]
@@ -84,5 +82,4 @@ def slowest(table: Table, most: int) -> Array:
     are there."""
     total = np.nan_to_num(table["total_ns"].astype(np.float64), nan=-1.0)
     order = np.argsort(-total, kind="stable")
-    found: Array = order[total[order] >= 0][:most]
-    return found
+    return order[total[order] >= 0][:most]

@@ -3,27 +3,24 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis import why
+from tcpkmon.formats.analysis.arrays import Array, each_once
 from tcpkmon.formats.analysis.exchanges.columns import EXCHANGES
 from tcpkmon.formats.analysis.exchanges.cutting import EXCHANGE, NULL, Exchanges, cut
 from tcpkmon.formats.analysis.exchanges.overlap import spread
 from tcpkmon.formats.analysis.exchanges.streams import NEEDED, OPTIONAL, Streams, calls_of
 from tcpkmon.formats.analysis.why import Source, Table
 from tcpkmon.formats.analysis.why.assemble import times_of_day
-from tcpkmon.formats.base.arrow import import_pyarrow
+from tcpkmon.formats.analysis.why.tables import Capture, opened
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.base.reader import Reader
 from tcpkmon.formats.base.text import address_of, text_of
 
-Array = NDArray[Any]
-Capture = str | os.PathLike[str] | Reader | Source
 _TEXTS = {"laddr": address_of, "raddr": address_of, "comm": lambda data: text_of(data) or None}
+_WHOLE = {column.name for column in EXCHANGES if column.kind == "int"}
 _OF_ROWS = frozenset(EXCHANGE.names or ())
 _NONE = {"pid": 0, "netns": 0}
 """The value of a snapshot that stands for null."""
@@ -35,10 +32,7 @@ def exchanges(capture: Capture) -> Table:
     columns.EXCHANGES says what each column is. UsageError where the capture lacks what is needed;
     else as why.Source.
     """
-    opened: AbstractContextManager[Source] = (
-        nullcontext(capture) if isinstance(capture, Source) else Source(capture)
-    )
-    with opened as source:
+    with opened(capture) as source:
         if (cutter := make_cutter(source)) is None:
             raise UsageError(
                 f"{source.reader.path} lacks what tells requests: {', '.join(_missing(source))}",
@@ -57,16 +51,11 @@ def exchanges(capture: Capture) -> Table:
 
 def make_cutter(source: Source) -> Exchanges | None:
     """What cuts its snapshots; None where it lacks a column that this needs."""
-    return None if _missing(source) else Exchanges(*_calls(source))
+    return None if _missing(source) else Exchanges(*calls_of(source.locations()))
 
 
 def _missing(source: Source) -> list[str]:
     return [name for name in NEEDED if name not in source.known]
-
-
-def _calls(source: Source) -> tuple[bool, bool]:
-    """Whether calls were recorded, both to send and to receive; and whether as they began."""
-    return calls_of(source.locations())
 
 
 def _table(rows: Array, streams: Streams, ahead_ns: int | None) -> Table:
@@ -75,7 +64,10 @@ def _table(rows: Array, streams: Streams, ahead_ns: int | None) -> Table:
     for column in EXCHANGES:
         name = column.name
         if name in _TEXTS:
-            found[name] = _texts(streams.latest.get(name), _TEXTS[name], place)
+            raw = streams.latest.get(name)
+            told = np.full(len(streams.places), None) if raw is None else (
+                each_once(raw[: len(streams.places)], _TEXTS[name]))  # fmt: skip
+            found[name] = told[place]
         elif name == "start":
             found[name] = (np.full(len(rows), None) if ahead_ns is None
                            else times_of_day(rows["start_ns"] + np.int64(ahead_ns)))  # fmt: skip
@@ -99,29 +91,6 @@ def _table(rows: Array, streams: Streams, ahead_ns: int | None) -> Table:
     return found
 
 
-def _texts(raw: Array | None, text: Any, place: Array) -> Array:
-    """A text for each row; each distinct value is decoded once."""
-    if raw is None or not len(place):
-        return np.full(len(place), None)
-    some, which = np.unique(place, return_inverse=True)
-    distinct, of = np.unique(raw[some], return_inverse=True)
-    width = raw.dtype.itemsize  # of bytes, numpy leaves out zeros at the end
-    told = np.array([text(one.tobytes().ljust(width, b"\0")) for one in distinct], object)
-    found: Array = told[of][which]
-    return found
-
-
 def as_arrow(table: Table, _: str = "") -> Any:
     """A pyarrow.Table: null is null, a number int64. UsageError without pyarrow."""
-    pyarrow = import_pyarrow()
-    arrays = []
-    for column in EXCHANGES:
-        values = table[column.name]
-        if values.dtype == object:
-            arrays.append(pyarrow.array(values, pyarrow.string()))
-        elif column.kind == "int" and column.null:
-            void = np.isnan(values)
-            arrays.append(pyarrow.array(np.where(void, 0, values).astype(np.int64), mask=void))
-        else:
-            arrays.append(pyarrow.array(values))
-    return pyarrow.table(arrays, [column.name for column in EXCHANGES])
+    return why.as_arrow(table, whole=_WHOLE)

@@ -5,20 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.exchanges.cutting import NULL
 from tcpkmon.formats.analysis.exchanges.streams import CLIENT, NEEDED, OPTIONAL, Streams
 from tcpkmon.formats.analysis.exchanges.table import make_cutter
 from tcpkmon.formats.analysis.why import Connection, Snapshots, Source, Table
-from tcpkmon.formats.analysis.why.grouping import grown
+from tcpkmon.formats.analysis.why.grouping import Kept
 from tcpkmon.formats.analysis.why.peers import is_local
 from tcpkmon.formats.analysis.why.words import human_time
 
-Array = NDArray[Any]
 _SUMS = ("wait_ns", "think_ns", "network_ns", "read_ns", "uncertain_ns", "pipelined")
 _LEAST = 0.05
 
@@ -122,31 +120,27 @@ class Asked:
     """Adds up exchanges by the places of their connections, and tells of each one."""
 
     def __init__(self, streams: Streams) -> None:
-        self._streams = streams
-        self._sums: dict[str, Array] = {
-            name: np.zeros(0, np.int64) for name in (*_SUMS, "count", "end_ns", "asked_ns")
-        }
+        self._streams, self._kept = streams, Kept(streams.places)
 
     def add(self, rows: Array) -> None:
         """The next exchanges."""
-        sums, place = self._sums, rows["place"]
-        for name, values in sums.items():
-            sums[name] = grown(values, int(place.max(initial=-1)) + 1)
+        of, place = self._kept.of, rows["place"]
         answered = rows["response_bytes"] > 0
         for name in _SUMS:
             known = np.where(rows[name] == NULL, 0, rows[name])
-            np.add.at(sums[name], place, known)
-        np.add.at(sums["count"], place, answered & (rows["request_bytes"] > 0))
+            np.add.at(of(name), place, known)
+        np.add.at(of("count"), place, answered & (rows["request_bytes"] > 0))
         end = rows["start_ns"] + np.where(answered, rows["total_ns"], rows["request_ns"])
-        sums["end_ns"][place] = end  # of several the last one stays
-        sums["asked_ns"][place] = np.where(answered, 0, end)
+        of("end_ns")[place] = end  # of several the last one stays
+        of("asked_ns")[place] = np.where(answered, 0, end)
 
     def of(self, one: Connection) -> Waited | None:
         """None for one that neither asked nor answered: what only one side sends is no request."""
-        place, counts = self._streams.places.find(one.conn_id), self._sums["count"]
-        if place is None or place >= len(counts) or not counts[place]:
+        place = self._streams.places.find(one.conn_id)
+        if place is None or not self._kept.of("count")[place]:
             return None
-        found = {name: int(values[place]) for name, values in self._sums.items()}
+        self._kept.grow()
+        found = {name: int(values[place]) for name, values in self._kept.values.items()}
         until = one.end_ns
         if not found["asked_ns"]:  # who closes asks no more
             until = min(until, int(self._streams.closing[place]))

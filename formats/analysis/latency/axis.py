@@ -93,8 +93,7 @@ def _reduce(
 ) -> Array:
     """The least or greatest of the chosen values of each flow; `default` where none is chosen."""
     local = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(values)))
-    found: Array = function.reduceat(np.where(chosen, values, default[local]), starts)
-    return found
+    return function.reduceat(np.where(chosen, values, default[local]), starts)
 
 
 def _unwrap(events: Events, starts: Array, local: Array, flows: Flows) -> None:

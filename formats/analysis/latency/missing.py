@@ -63,8 +63,7 @@ class Windows:
             return np.zeros(len(begins), np.bool_)
         at = np.searchsorted(self.ends, begins)
         near = np.minimum(at, len(self.begins) - 1)
-        found: NDArray[np.bool_] = (at < len(self.begins)) & (self.begins[near] <= ends)
-        return found
+        return (at < len(self.begins)) & (self.begins[near] <= ends)
 
 
 class Missing:

@@ -111,8 +111,7 @@ def _keys(ends: Rows, address: str, port: str) -> Rows:
     found = np.empty((len(ends), 20), np.uint8)
     found[:, :16] = np.ascontiguousarray(ends[address]).view(np.uint8).reshape(-1, 16)
     found[:, 16:] = np.ascontiguousarray(ends[port]).view(np.uint8).reshape(-1, 4)
-    keys: Rows = found.view("S20")[:, 0]
-    return keys
+    return found.view("S20")[:, 0]
 
 
 def _nearest_in_time(times: Array, first: Array, last: Array, wanted: Array) -> Array:

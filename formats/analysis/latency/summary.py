@@ -202,5 +202,4 @@ def _halve(bins: Floats) -> Floats:
     """Each two neighbours as one."""
     if len(bins) % 2:
         bins = np.concatenate((bins, np.zeros_like(bins[:1])))
-    halved: Floats = bins[::2] + bins[1::2]
-    return halved
+    return bins[::2] + bins[1::2]

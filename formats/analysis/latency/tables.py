@@ -11,17 +11,13 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.latency.measure import Latency
 from tcpkmon.formats.analysis.latency.parts import Measured
-from tcpkmon.formats.analysis.latency.stages import PARTS, Chain, State
+from tcpkmon.formats.analysis.latency.stages import PARTS, TIMES, Chain, State
 from tcpkmon.formats.analysis.latency.survey import Survey
 from tcpkmon.formats.base.arrow import import_pyarrow
 from tcpkmon.formats.base.errors import UsageError
 
 KIND = "latency"
-COLUMNS = {
-    "write": "t_write", "tcp_send": "t_tcp_send", "transmit": "t_transmit", "resent": "t_resent",
-    "qdisc": "t_qdisc", "driver": "t_driver", "ack": "t_ack", "driver_in": "t_driver_in",
-    "tcp": "t_tcp", "complete": "t_complete", "inorder": "t_inorder", "read": "t_read",
-}  # fmt: skip
+COLUMNS = {name: f"t_{name}" for name in TIMES}
 """The columns of the times."""
 PART_COLUMNS = {name: "hol_us" if name == "hole" else f"{name}_us" for name in PARTS}
 """Those of the parts."""

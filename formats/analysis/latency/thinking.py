@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import runs, shifted
 from tcpkmon.formats.analysis.latency.missing import NEVER
 from tcpkmon.formats.analysis.latency.records import Events, join_events
 from tcpkmon.formats.analysis.latency.stages import Stage
@@ -74,12 +75,12 @@ class Thinking:
             return
         connection, sends, times = connection[order], sends[order], events.time[order]
         kind = np.where(sends, _SENT, _RECEIVED).astype(np.int8)
-        first, last = _edges(connection)
+        first, last = runs(connection)
         mine = connection[first]
         opens = self._kind[mine] == _NOTHING
         self._serves[mine[opens]] = ~sends[first[opens]]
-        before, since = _shifted(kind, first, self._kind[mine]), _shifted(
-            times, first, self._time[mine])  # fmt: skip
+        before = shifted(kind, first, self._kind[mine])
+        since = shifted(times, first, self._time[mine])
         answers = sends & (before == _RECEIVED) & self._serves[connection]
         self._found.append((connection[answers], np.maximum(times - since, 0)[answers]))
         self._kind[mine], self._time[mine] = kind[last], times[last]
@@ -89,9 +90,9 @@ class Thinking:
         at = np.flatnonzero(~sends)
         keep = np.ones(len(sends), np.bool_)
         if len(at):
-            first, last = _edges(connection[at])
+            first, last = runs(connection[at])
             mine, low = connection[at][first], number[at] & 0xFFFFFFFF
-            keep[at] = low != _shifted(low, first, self._number[mine])
+            keep[at] = low != shifted(low, first, self._number[mine])
             self._number[mine] = low[last]
         return np.flatnonzero(keep)
 
@@ -103,22 +104,8 @@ class Thinking:
         order = np.argsort(connection, kind="stable")
         connection, spent = connection[order], spent[order]
         found = {}
-        if len(connection):
-            for low, high in zip(*_edges(connection), strict=True):
-                some = spent[low : high + 1]
-                shares = tuple(np.percentile(some, SHARES).tolist())
-                found[int(connection[low])] = Thought(len(some), shares, int(some.max()))
+        for low, high in zip(*runs(connection), strict=True):
+            some = spent[low : high + 1]
+            shares = tuple(np.percentile(some, SHARES).tolist())
+            found[int(connection[low])] = Thought(len(some), shares, int(some.max()))
         return found
-
-
-def _edges(keys: Array) -> tuple[Array, Array]:
-    """The first and the last row of each run."""
-    first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-    return first, np.append(first[1:], len(keys)) - 1
-
-
-def _shifted(values: NDArray[np.generic], first: Array, base: NDArray[np.generic]) -> Array:
-    found = np.empty(len(values), np.int64)
-    found[1:] = values[:-1]
-    found[first] = base
-    return found

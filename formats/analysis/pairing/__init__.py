@@ -2,8 +2,8 @@
 """Both ends of connections, captured on two hosts: their clocks, delays, losses and limits."""
 
 from tcpkmon.formats.analysis.pairing.clocks import Clocks, fit
-from tcpkmon.formats.analysis.pairing.ends import End, read_ends
-from tcpkmon.formats.analysis.pairing.matching import Pair, match
+from tcpkmon.formats.analysis.pairing.ends import End
+from tcpkmon.formats.analysis.pairing.matching import match
 from tcpkmon.formats.analysis.pairing.together import Pairing, pair
 
-__all__ = ["Clocks", "End", "Pair", "Pairing", "fit", "match", "pair", "read_ends"]
+__all__ = ["Clocks", "End", "Pairing", "fit", "match", "pair"]

@@ -12,12 +12,11 @@ half is fitted alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from tcpkmon.formats.analysis.arrays import Array
+
 Points = tuple[Array, Array]
 """(n,) int64 times of A and (n,) int64 differences, ns."""
 STEEPEST = 1e-3

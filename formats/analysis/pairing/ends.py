@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array, join
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.sequence import ahead_of
 
-Array = NDArray[Any]
 RECEIVED, RETRANSMIT, CHANGE, TRANSMIT, CLOSING, EXISTING = 1, 2, 4, 19, 21, 226
 _FIN, _ESTABLISHED = 1, 1
 _OPEN = (1, 4, 5, 8, 9, 11)
@@ -22,6 +20,9 @@ _OPEN = (1, 4, 5, 8, 9, 11)
 _COLUMNS = ("conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state",
             "snd_una", "snd_max", "rcv_nxt", "seg_seq", "seg_len")  # fmt: skip
 _MORE = ("seg_ack", "seg_flags")
+_TIME = "times_ns"
+Address = tuple[bytes, int, bytes, int]
+"""Local address and port, and remote ones."""
 _KEPT = ("conn_id", "location", "snd_una", "snd_max", "rcv_nxt", "seg_seq", "seg_len", "seg_ack",
          "seg_flags")  # fmt: skip
 
@@ -33,7 +34,7 @@ class End:
     the numbers of `sent` or `received`, FIN included. address: local and remote, with ports."""
 
     conn_id: int
-    address: tuple[bytes, int, bytes, int]
+    address: Address
     times: Array
     location: Array
     sent: Array
@@ -43,7 +44,7 @@ class End:
     high: Array
 
     @property
-    def reverse(self) -> tuple[bytes, int, bytes, int]:
+    def reverse(self) -> Address:
         """The address as the other end has it, unless it was translated between."""
         return (*self.address[2:], *self.address[:2])
 
@@ -55,8 +56,8 @@ def read_ends(source: Source) -> list[End]:
         raise UsageError(f"{source.reader.path} lacks {', '.join(lacks)}",
                          "capture the schema tcp with --columns default, full or all")  # fmt: skip
     source.names = [*_COLUMNS, *(name for name in _MORE if name in source.known)]
-    parts: list[tuple[dict[str, Array], Array]] = []
-    addresses: dict[int, tuple[bytes, int, bytes, int]] = {}
+    parts: list[dict[str, Array]] = []
+    addresses: dict[int, Address] = {}
     for piece in source.read():
         is_open = np.isin(piece["state"], _OPEN) & (piece["location"] != EXISTING)
         is_open |= (piece["location"] == CHANGE) & (piece["callvalue"] == _ESTABLISHED)
@@ -67,23 +68,22 @@ def read_ends(source: Source) -> list[End]:
                 ends = (some["laddr"][at].tobytes(), int(some["lport"][at]),
                         some["raddr"][at].tobytes(), int(some["rport"][at]))  # fmt: skip
                 addresses[key] = ends
-        parts.append(({name: some[name] for name in _KEPT if name in some.columns},
-                      some.times_ns))  # fmt: skip
+        columns = {name: some[name] for name in _KEPT if name in some.columns}
+        parts.append({**columns, _TIME: some.times_ns})
     return list(_ends(parts, addresses))
 
 
-def _ends(parts: list[Any], addresses: dict[int, tuple[bytes, int, bytes, int]]) -> Iterator[End]:
+def _ends(parts: list[dict[str, Array]], addresses: dict[int, Address]) -> Iterator[End]:
     if not parts:
         return
-    times = np.concatenate([part[1] for part in parts])
-    columns = {name: np.concatenate([part[0][name] for part in parts]) for name in parts[0][0]}
-    order = np.lexsort((times, columns["conn_id"]))
+    columns = join(parts)
+    order = np.lexsort((columns[_TIME], columns["conn_id"]))
     ids, first = np.unique(columns["conn_id"][order], return_index=True)
     for key, rows in zip(ids.tolist(), np.split(order, first[1:]), strict=True):
-        yield _end(key, addresses[key], times[rows], {n: v[rows] for n, v in columns.items()})
+        yield _end(key, addresses[key], {n: v[rows] for n, v in columns.items()})
 
 
-def _end(key: int, address: tuple[bytes, int, bytes, int], times: Array, of: Any) -> End:
+def _end(key: int, address: Address, of: dict[str, Array]) -> End:
     sent, received = unwrapped(of["snd_max"]), unwrapped(of["rcv_nxt"])
     acked = sent + ahead_of(of["snd_una"], sent)
     arrived = np.isin(of["location"], (RECEIVED, CLOSING))
@@ -94,11 +94,10 @@ def _end(key: int, address: tuple[bytes, int, bytes, int], times: Array, of: Any
     low = space + ahead_of(of["seg_seq"], space)
     fin = of["seg_flags"] & _FIN if "seg_flags" in of else 0
     high = low + of["seg_len"] + fin
-    return End(key, address, times, of["location"], sent, acked, received, low, high)
+    return End(key, address, of[_TIME], of["location"], sent, acked, received, low, high)
 
 
 def unwrapped(numbers: Array) -> Array:
     """(n,) sequence numbers of 32 bits that go on past 2^32, as int64."""
     whole = numbers.astype(np.int64)
-    found: Array = whole[:1] + np.cumsum(ahead_of(whole, np.r_[whole[:1], whole[:-1]]))
-    return found
+    return whole[:1] + np.cumsum(ahead_of(whole, np.r_[whole[:1], whole[:-1]]))

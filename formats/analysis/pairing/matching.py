@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tcpkmon.formats.analysis.pairing.ends import Array, End
+from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.pairing.ends import End
 from tcpkmon.formats.base.sequence import ahead_of
 
 _CHANCE = 1e-6

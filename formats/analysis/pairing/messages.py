@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.pairing.ends import (
     CLOSING,
     RECEIVED,
     RETRANSMIT,
     TRANSMIT,
-    Array,
     End,
 )
 

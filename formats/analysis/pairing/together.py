@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from tcpkmon.formats.analysis.arrays import Array, join
 from tcpkmon.formats.analysis.pairing.clocks import Clocks, fit
-from tcpkmon.formats.analysis.pairing.ends import Array, read_ends
+from tcpkmon.formats.analysis.pairing.ends import read_ends
 from tcpkmon.formats.analysis.pairing.matching import Pair, match
 from tcpkmon.formats.analysis.pairing.messages import Delays, causes, delays, missing
 from tcpkmon.formats.analysis.why import Source, Table, intervals
@@ -94,7 +95,7 @@ class Pairing:
                     "arrived_ns": found.arrived, "delay_min_us": least / 1000,
                     "delay_max_us": most / 1000, "copies": found.copies,
                 })  # fmt: skip
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return join(parts)
 
     def summary(self, missed: Table) -> Table:
         """A row for each pair. missed: what missing() found."""

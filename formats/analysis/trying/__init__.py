@@ -8,7 +8,6 @@ from tcpkmon.formats.analysis.trying.likeness import Likeness, look_alike, value
 from tcpkmon.formats.analysis.trying.outcome import METRICS, Outcome
 from tcpkmon.formats.analysis.trying.seen import Burst, Seen, see
 from tcpkmon.formats.analysis.trying.settings import (
-    Setting,
     Variant,
     parse_variant,
     propose,
@@ -24,7 +23,6 @@ __all__ = [
     "Likeness",
     "Outcome",
     "Seen",
-    "Setting",
     "Variant",
     "acknowledged",
     "approach",

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.trying.seen import Seen
 
-Array = NDArray[Any]
 _TRAIN = 8
 """ACKs over which the rate of a train of segments is taken."""
 _STANDING = 30

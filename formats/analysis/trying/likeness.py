@@ -75,13 +75,10 @@ def look_alike(
         if name not in capture or not values:
             continue
         goal, middle = capture[name], float(np.median(values))
-        off = middle - goal if name == "retrans_ratio" else middle / goal - 1 if goal else 0.0
-        may = (
-            max(share * goal, least_off) if name == "retrans_ratio"
-            else max(share, least_off / goal if goal else 0.0)
-        )  # fmt: skip
-        by_chance = _by_chance(values)
-        may = max(may, by_chance if name == "retrans_ratio" or not goal else by_chance / goal)
+        off, may = 0.0, max(share, _by_chance(values))
+        if scale := 1.0 if name == "retrans_ratio" else goal:
+            off = (middle - goal) / scale
+            may = max(share * goal, least_off, _by_chance(values)) / scale
         found.append(Likeness(name, goal, middle, min(values), max(values), off, may))
     shares = _shares(capture)
     apart = [0.5 * sum(abs(_shares(one)[name] - shares[name]) for name in shares) for one in copies]

@@ -8,16 +8,16 @@ sent that it acknowledges (`first_tx_us` of the record behind it).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.pairing.ends import unwrapped
 from tcpkmon.formats.analysis.trying.last_data import acknowledged, with_last_data
 from tcpkmon.formats.analysis.why import LIMITS, NEEDED, Connection, Snapshots, Source, cut, tally
+from tcpkmon.formats.analysis.why.grouping import joined
 from tcpkmon.formats.base.errors import UsageError
 
-Array = NDArray[Any]
 SEGMENT_RECEIVED, RETRANSMIT = 1, 2
 _RECOVERY = 3
 _PAUSE_NS = 20_000_000
@@ -88,7 +88,7 @@ def see(source: Source, conn_id: int, most_s: float) -> Seen:
             f"connection {conn_id} sent too little to be tried ({one.bytes_acked:,} bytes)",
             "a setting is tried for the end that sends: capture there, or choose it with -p",
         )
-    unacked = _unwrap(rows["snd_una"])
+    unacked = unwrapped(rows["snd_una"])
     arrived = unacked + rows["sacked_out"].astype(np.int64) * rows["mss"].astype(np.int64)
     at = np.flatnonzero(rows["location"][:-1] == SEGMENT_RECEIVED)
     if len(at) < _LEAST_ACKS:
@@ -123,19 +123,7 @@ def _rows(source: Source, conn_id: int, most_s: float) -> tuple[Snapshots, bool]
     if not pieces:
         return Snapshots({name: np.zeros(0, np.int64) for name in NEEDED},
                          np.zeros(0, np.int64), np.zeros(0, np.int64)), True  # fmt: skip
-    columns = {
-        name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0].columns
-    }
-    times, lost = (np.concatenate([getattr(piece, name) for piece in pieces])
-                   for name in ("times_ns", "lost"))  # fmt: skip
-    return Snapshots(columns, times, lost), whole
-
-
-def _unwrap(sequence: Array) -> Array:
-    """(n,) int64 sequence numbers without the turn at 2^32, from 0."""
-    steps = np.diff(sequence.astype(np.uint32), prepend=sequence[:1].astype(np.uint32))
-    found: Array = np.cumsum(steps.astype(np.uint32).view(np.int32).astype(np.int64))
-    return found
+    return joined(pieces), whole
 
 
 def _losses(rows: Snapshots, at: Array) -> Array:
@@ -155,9 +143,9 @@ def _bursts(whole: Snapshots, one: Connection) -> tuple[Burst, ...]:
     """A burst is what was written between two pauses of 20 ms and more. What is before the first
     write is no pause."""
     rows = whole.take(np.flatnonzero(np.isin(whole["state"], _WRITES)))
-    first = rows["snd_una"][:1].astype(np.uint32)
     ends = (rows["snd_una"] + rows["snd_sb_cc"]).astype(np.uint32)
-    written = np.maximum.accumulate(_unwrap(np.append(first, ends))[1:])
+    ends = unwrapped(np.append(rows["snd_una"][:1].astype(np.uint32), ends))
+    written = np.maximum.accumulate(ends[1:] - ends[:1])
     intervals = [run for some in cut(iter([whole])) for run in some]
     pauses = [
         (int(run["start_ns"]), int(run["end_ns"]))

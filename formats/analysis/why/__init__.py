@@ -10,7 +10,7 @@ from tcpkmon.formats.analysis.why.connections import (
     tally,
 )
 from tcpkmon.formats.analysis.why.grouping import Grouped, Places
-from tcpkmon.formats.analysis.why.intervals import INTERVAL, Cutter, cut
+from tcpkmon.formats.analysis.why.intervals import Cutter, cut
 from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS, classify, in_flight
 from tcpkmon.formats.analysis.why.owners import by_owner
 from tcpkmon.formats.analysis.why.peers import Peers
@@ -29,7 +29,6 @@ from tcpkmon.formats.analysis.why.tables import (
     connections,
     interval_tables,
     intervals,
-    renamed,
     tables,
 )
 from tcpkmon.formats.analysis.why.together import together
@@ -41,7 +40,6 @@ from tcpkmon.formats.analysis.why.writing import row_of, rows_of, write
 __all__ = [
     "CONNECTIONS",
     "FAMILY",
-    "INTERVAL",
     "INTERVALS",
     "LIMITS",
     "NAMES",
@@ -75,7 +73,6 @@ __all__ = [
     "in_flight",
     "interval_tables",
     "intervals",
-    "renamed",
     "row_of",
     "rows_of",
     "tables",

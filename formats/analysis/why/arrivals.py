@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why.grouping import Grouped
 from tcpkmon.formats.analysis.why.intervals import advance
 from tcpkmon.formats.analysis.why.limits import ARRIVED
 
-Array = NDArray[Any]
 Of = Callable[..., Array]
 """Of a name, the array with a row for each connection so far."""
 _RECEIVES = (1, 4, 5)

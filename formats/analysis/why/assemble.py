@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array, each_once
 from tcpkmon.formats.analysis.why.above import protocols_of
 from tcpkmon.formats.analysis.why.arrivals import QUIET_NS
 from tcpkmon.formats.analysis.why.columns import CONNECTIONS, INTERVALS, Column
@@ -26,13 +27,12 @@ from tcpkmon.formats.analysis.why.receiving import RECEIVING
 from tcpkmon.formats.base.text import address_of, text_of
 from tcpkmon.formats.base.whose import Groups
 
-Array = NDArray[Any]
 Table = dict[str, Array]
 """Columns by name, of equal lengths; see columns.Column for their kinds."""
 _ETIMEDOUT = 110
 OWNERS = ("unit", "container", "pod")
 """Columns, and fields of Group."""
-_BLOAT_RTT_US = 1000
+BLOAT_RTT_US = 1000
 _MOST_LOST = 1 << 60
 _AT_ONCE = 1 << 14
 """Texts that are made at a time."""
@@ -68,9 +68,9 @@ def connections_table(
 
     made: Table = {}
     for name in ("laddr", "raddr"):
-        made[name] = _texts(get(name, "V16"), address_of)
+        made[name] = each_once(get(name, "V16"), address_of)
     for name in ("comm", "ca_name"):
-        made[name] = _texts(get(name, "S16"), lambda data: text_of(data) or None)
+        made[name] = each_once(get(name, "S16"), lambda data: text_of(data) or None)
     for name in GROWTHS:
         first, last = get(f"{name}.first", np.uint64), get(f"{name}.last", np.uint64)
         made[name] = np.maximum((last - first).astype(np.int64), 0)
@@ -97,10 +97,13 @@ def connections_table(
     made["proven"] = (made["lost_records"] == 0) & proven & (get("destroyed", np.bool_) | ended)
     made["retransmissions"] = get("segments_retransmitted")
     told = dict(about or {})
-    made["netns_name"] = _spaces(get("netns", np.uint64), told.pop("netns_name", {}))
-    made |= _owners(get("cgroup", np.uint64), told.pop("groups", Groups()))
-    bits, which = np.unique(get("protocols", np.uint16), return_inverse=True)
-    made["protocols"] = np.array([protocols_of(one) for one in bits.tolist()], object)[which]
+    spaces: Mapping[str, str] = told.pop("netns_name", {})
+    made["netns_name"] = each_once(get("netns", np.uint64), lambda cookie: spaces.get(str(cookie)))
+    groups: Groups = told.pop("groups", Groups())
+    for name in OWNERS:
+        owner = partial(_owner, groups, name)
+        made[name] = each_once(get("cgroup", np.uint64), owner)
+    made["protocols"] = each_once(get("protocols", np.uint16), protocols_of)
     if (ahead_ns := told.pop("ahead_ns", None)) is not None:
         made["start"] = times_of_day(get("start_ns").astype(np.int64) + np.int64(ahead_ns))
     for name, value in told.items():
@@ -137,31 +140,9 @@ _UNKNOWN = {"start", "host", "boot_id", "capture_id", "segment", "delivered_ce_r
 _NAMES = {column.name for column in CONNECTIONS}
 
 
-def _texts(raw: Array, text: Callable[[bytes], str | None]) -> Array:
-    """The texts of raw bytes; each distinct value is decoded once."""
-    raw = np.ascontiguousarray(raw)
-    distinct, which = np.unique(raw, return_inverse=True)
-    width = raw.dtype.itemsize  # of bytes, numpy leaves out zeros at the end
-    told = np.array([text(one.tobytes().ljust(width, b"\0")) for one in distinct], object)
-    return told[which] if len(told) else np.zeros(0, object)
-
-
-def _spaces(cookies: Array, names: Mapping[str, str]) -> Array:
-    """The names of network namespaces; None where the capture does not say."""
-    distinct, which = np.unique(cookies, return_inverse=True)
-    told = np.array([names.get(str(one)) for one in distinct.tolist()], object)
-    return told[which] if len(told) else np.zeros(0, object)
-
-
-def _owners(ids: Array, groups: Groups) -> Table:
-    """What the capture tells of their control groups; None where it does not, and for none."""
-    distinct, which = np.unique(ids, return_inverse=True)
-    found = [groups.get(one) for one in distinct.tolist()]
-    made: Table = {}
-    for name in OWNERS:
-        told = np.array([getattr(one, name) or None if one else None for one in found], object)
-        made[name] = told[which] if len(told) else np.zeros(0, object)
-    return made
+def _owner(groups: Groups, name: str, cgroup: int) -> str | None:
+    """What the capture tells of a control group; None where it does not, and for none."""
+    return getattr(groups.get(cgroup), name, None) or None
 
 
 def times_of_day(epoch_ns: Array) -> Array:
@@ -176,8 +157,7 @@ def times_of_day(epoch_ns: Array) -> Array:
 
 def _named(numbers: Array, names: Mapping[int, str]) -> Array:
     told = np.array([names[n] for n in range(len(names))], object)
-    found: Array = told[numbers.astype(np.int64)]
-    return found
+    return told[numbers.astype(np.int64)]
 
 
 def _times(get: Callable[..., Array], values: Mapping[str, Array]) -> Table:
@@ -269,7 +249,7 @@ def _rates(found: Fold, get: Callable[..., Array], made: Table) -> Table:
     p95 = told["srtt_p95_us"]
     low, high, none = (get(f"queue_{name}") for name in ("min_us", "max_us", "none"))
     told["queue_p95_us"] = found.queue.percentile(0.95, count, low, high, none)
-    told["bloat"] = (p95 > 2 * least) & (p95 > _BLOAT_RTT_US)
+    told["bloat"] = (p95 > 2 * least) & (p95 > BLOAT_RTT_US)
     return told
 
 

@@ -16,16 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why.grouping import Grouped
 from tcpkmon.formats.analysis.why.limits import LOSS_TIMERS, NUMBER, RECOVERY, is_paced, unsent
 from tcpkmon.formats.analysis.why.parting import Cuts
 
-Array = NDArray[Any]
 FIRST_TX, NEXT_TX, _BUSY = CLOCKS = ("first_tx_us", "next_tx_us", "busy_us")
 _JIFFY_NS = 5_000_000
 """busy_us counts in jiffies, on most kernels of 4 ms."""
@@ -44,8 +43,7 @@ def age_ns(piece: Grouped, name: str, rows: Array | slice = slice(None)) -> Arra
     """(k,) how long before these snapshots a clock of 32 bits in us stood there; below 0: after."""
     now = piece.times[rows] // 1000
     ahead = (now - piece[name][rows].astype(np.int64)) & 0xFFFFFFFF
-    found: Array = (ahead - (ahead >> 31 << 32)) * 1000
-    return found
+    return (ahead - (ahead >> 31 << 32)) * 1000
 
 
 def paces(piece: Grouped) -> NDArray[np.bool_]:
@@ -66,7 +64,7 @@ def without_false_probes(piece: Grouped) -> Grouped:
     if FIRST_TX not in piece.columns or not len(probes):
         return piece
     una = piece["snd_una"].astype(np.uint32, copy=False)
-    last = np.repeat(piece.lasts, piece.lasts - piece.firsts + 1)
+    last = piece.spread(piece.lasts)
     is_loss = (piece["location"] == _CONG_STATE) & (piece["callvalue"] > _DISORDER)
     location = piece["location"].copy()
     for at in probes.tolist():
@@ -169,7 +167,7 @@ def _rows_before(piece: Grouped, events: Array, limit: Array) -> tuple[Array, Ar
     these events of the same connection."""
     count = len(piece)
     after = np.minimum.accumulate(np.where(events, np.arange(count), count)[::-1])[::-1]
-    last = np.repeat(piece.lasts, piece.lasts - piece.firsts + 1)
+    last = piece.spread(piece.lasts)
     chosen = (after <= last) & np.isin(limit, _NOTHING) & (piece["packets_out"] > 0)
     rows = np.flatnonzero(chosen)
     return rows, after[rows]

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why.clocks import FALSE_PROBE, FIRST_TX, NEXT_TX, age_ns
-from tcpkmon.formats.analysis.why.grouping import Grouped, grown
+from tcpkmon.formats.analysis.why.grouping import Grouped, Kept
 from tcpkmon.formats.analysis.why.limits import (
     ARRIVED,
     CLOSE_WAIT,
@@ -38,7 +38,6 @@ from tcpkmon.formats.analysis.why.limits import (
 )
 from tcpkmon.formats.analysis.why.parting import Cuts
 
-Array = NDArray[Any]
 _SENDING = (4, CLOSE_WAIT, 9, 11)
 """FIN_WAIT1, CLOSE_WAIT, LAST_ACK, CLOSING: what is unsent is still sent."""
 _CONG_STATE, _RETRANSMIT = 5, 2
@@ -49,7 +48,6 @@ _HELD[NUMBER["rto_wait"]] = NUMBER["recovery"]
 _GOES_ON = np.array([NUMBER[name] for name in (
     "recovery", "zero_window", "rwnd", "slow_start", "cwnd", "tsq", "pacing", "unknown",
 )], np.int8)  # fmt: skip
-CARRIED = {"waiting": np.int64, "after": np.int64, "segment": np.bool_, "holds": np.int8}
 
 
 @dataclass(frozen=True)
@@ -62,46 +60,30 @@ class Unseen:
     cuts: Cuts
 
 
-class Closing:
-    """Tells what holds on, of snapshots that come piece by piece."""
-
-    def __init__(self) -> None:
-        self._holds = np.zeros(0, np.int8)
-
-    def carry(self, piece: Grouped, state: Array, limit: Array, count: int) -> dict[str, Array]:
-        """What the next snapshots need of these, by the names of CARRIED. state: after each one.
-
-        limit: (n,) of classify(). count: of the connections so far.
-        """
-        holds = _HELD[limit]
-        at = np.flatnonzero((piece["location"] == _CONG_STATE) & (state != ESTABLISHED))
-        there = {name: values[at] for name, values in piece.columns.items()}
-        lost = there["callvalue"] >= RECOVERY
-        over = np.where(holds[at] == NUMBER["recovery"], tighter_window(there), holds[at])
-        holds[at] = np.where(lost, NUMBER["recovery"], over)
-        return {
-            "waiting": unsent(piece.columns), "after": state.astype(np.int64),
-            "holds": self._past_probes(piece, holds, count),
-            "segment": np.isin(piece["location"], ARRIVED),
-        }  # fmt: skip
-
-    def _past_probes(self, piece: Grouped, holds: Array, count: int) -> Array:
-        """A timer that finds no loss, and what it sends, change nothing: what held goes on."""
-        self._holds = grown(self._holds, count)
-        is_probe = np.isin(piece["location"], (*_TIMERS, _RETRANSMIT))
-        is_probe &= piece["ca_state"] < RECOVERY
-        last = np.maximum.accumulate(np.where(is_probe, -1, np.arange(len(piece))))
-        here = last >= np.repeat(piece.firsts, piece.lasts - piece.firsts + 1)
-        found: Array = np.where(here, holds[last], self._holds[piece.of_row])
-        self._holds[piece.places] = found[piece.lasts]
-        return found
+def carry(piece: Grouped, state: Array, limit: Array, kept: Kept) -> dict[str, Array]:
+    """What the next snapshots need of these: what waits to be sent, the state after each one,
+    whether it is of a segment, and the limit that holds on. limit: (n,) of classify()."""
+    holds = _HELD[limit]
+    at = np.flatnonzero((piece["location"] == _CONG_STATE) & (state != ESTABLISHED))
+    there = {name: values[at] for name, values in piece.columns.items()}
+    lost = there["callvalue"] >= RECOVERY
+    over = np.where(holds[at] == NUMBER["recovery"], tighter_window(there), holds[at])
+    holds[at] = np.where(lost, NUMBER["recovery"], over)
+    # A timer that finds no loss, and what it sends, change nothing: what held goes on.
+    is_probe = np.isin(piece["location"], (*_TIMERS, _RETRANSMIT))
+    is_probe &= piece["ca_state"] < RECOVERY
+    return {
+        "waiting": unsent(piece.columns), "after": state.astype(np.int64),
+        "holds": piece.held(~is_probe, holds, kept.of("held", np.int8)),
+        "segment": np.isin(piece["location"], ARRIVED),
+    }  # fmt: skip
 
 
 def find(
     piece: Grouped, limit: Array, before: Mapping[str, Array], now: Mapping[str, Array],
     sent: Array, acked: Array,
 ) -> Unseen:  # fmt: skip
-    """limit: (n,) of classify(). before, now: of carry() and `time`. sent, acked: (n,) bytes since
+    """limit: (n,) of classify(). before, now: of carry(), and `time`. sent, acked: (n,) bytes since
     the snapshot before.
 
     A segment that is recorded is so before its ACK counts. So where neither of two snapshots is of

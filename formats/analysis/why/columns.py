@@ -26,10 +26,12 @@ class Column:
     tstat: str = ""
 
 
-def _columns(lines: str) -> tuple[Column, ...]:
+def columns_of(lines: str) -> tuple[Column, ...]:
+    """A line each: name, kind with `?` if it can be null, (needs, tcptrace, tstat,) and text."""
     found = []
     for line in lines.strip().splitlines():
-        name, kind, needs, tcptrace, tstat, text = (part.strip() for part in line.split("|"))
+        name, kind, *more, text = (part.strip() for part in line.split("|"))
+        needs, tcptrace, tstat = more or ("", "", "")
         null = kind.endswith("?") or bool(needs)
         found.append(Column(name, kind.rstrip("?"), text, needs, null, tcptrace, tstat))
     return tuple(found)
@@ -170,61 +172,61 @@ def _limits() -> tuple[Column, ...]:
     return tuple(found)
 
 
-CONNECTIONS = _columns(_HEAD) + _limits() + _columns(_TAIL)
-INTERVALS = _columns("""
-conn_id | int | | | | the connection
-start_ns | int | | | | CLOCK_MONOTONIC
-end_ns | int | | | | CLOCK_MONOTONIC
-limit | text | | | | what limited it
-family | text | | | | the limit of which that is a part, else the same
-bytes_sent | int | | | | new data
-bytes_acked | int | | | | acknowledged by the peer
-bytes_received | int | | | | in order
-records | int | | | | that ended in it
-cwnd_end | int | | | | congestion window at its end [segments]
-inflight_end | int | | | | in the network [segments]
-snd_wnd_end | int | | | | the peer's window [bytes]
-notsent_end | int | | | | written and not sent [bytes]
-srtt_end_us | int | | | | smoothed round-trip time
-mss | int | | | | [bytes]
-pacing_rate | float | | | | infinite: not paced [bytes/s]
-ca_state | int | | | | congestion state
-lost_records | int | | | | missing in the capture in it
-certain_us | float | | | | of its time, what is certain
-certain | bool | | | | no record is missing in it, and each segment was recorded
+CONNECTIONS = columns_of(_HEAD) + _limits() + columns_of(_TAIL)
+INTERVALS = columns_of("""
+conn_id | int | the connection
+start_ns | int | CLOCK_MONOTONIC
+end_ns | int | CLOCK_MONOTONIC
+limit | text | what limited it
+family | text | the limit of which that is a part, else the same
+bytes_sent | int | new data
+bytes_acked | int | acknowledged by the peer
+bytes_received | int | in order
+records | int | that ended in it
+cwnd_end | int | congestion window at its end [segments]
+inflight_end | int | in the network [segments]
+snd_wnd_end | int | the peer's window [bytes]
+notsent_end | int | written and not sent [bytes]
+srtt_end_us | int | smoothed round-trip time
+mss | int | [bytes]
+pacing_rate | float | infinite: not paced [bytes/s]
+ca_state | int | congestion state
+lost_records | int | missing in the capture in it
+certain_us | float | of its time, what is certain
+certain | bool | no record is missing in it, and each segment was recorded
 """)
-WHOLES = _columns("""
-host | text? | | | | name of the machine
-netns | int? | | | | cookie of the network namespace
-netns_name | text? | | | | its name at the start
-token | int | | | | this host's token of the MPTCP connection
-peer_token | int? | | | | and the peer's, where the same capture has that end
-laddr | text | | | | this host's address, of the first subflow, as the next ones
-lport | int | | | | and port
-raddr | text | | | | the peer's address
-rport | int | | | | and port
-role | text | | | | active: it called connect; passive: it was accepted; existing: open before
-pid | int? | | | | process of the owner
-comm | text? | | | | and its name
-uid | int? | | | | number of the socket's user
-unit | text? | | | | the systemd unit that it is of
-container | text? | | | | the container
-pod | text? | | | | the pod
-subflows | int | | | | how many it had, in the capture
-conn_ids | text | | | | their numbers: conn_id of the table connections
-start_ns | int | | | | first record of them, CLOCK_MONOTONIC
-end_ns | int | | | | last record
-duration_us | float | | | | between them
-bytes_sent | int? | | | | new data that the whole sent, by the kernel's count
-bytes_received | int? | | | | received in order, by the kernel's count
-carried_sent | int | | | | new data of each subflow, added up [bytes]
-carried_received | int | | | | received in order by each subflow, added up [bytes]
-acked | int | | | | of carried_sent, acknowledged [bytes]
-reinjected | int? | | | | carried_sent less bytes_sent: on more than one subflow [bytes]
-timer_retrans | int? | | | | of that, sent again by MPTCP's own timer, by the kernel's count [bytes]
-retransmissions | int | | | | of all subflows: TCP's, on the same subflow [segments]
-records | int | | | | of all subflows
-proven | bool | | | | no record is missing in the time of any of them
+WHOLES = columns_of("""
+host | text? | name of the machine
+netns | int? | cookie of the network namespace
+netns_name | text? | its name at the start
+token | int | this host's token of the MPTCP connection
+peer_token | int? | and the peer's, where the same capture has that end
+laddr | text | this host's address, of the first subflow, as the next ones
+lport | int | and port
+raddr | text | the peer's address
+rport | int | and port
+role | text | active: it called connect; passive: it was accepted; existing: open before
+pid | int? | process of the owner
+comm | text? | and its name
+uid | int? | number of the socket's user
+unit | text? | the systemd unit that it is of
+container | text? | the container
+pod | text? | the pod
+subflows | int | how many it had, in the capture
+conn_ids | text | their numbers: conn_id of the table connections
+start_ns | int | first record of them, CLOCK_MONOTONIC
+end_ns | int | last record
+duration_us | float | between them
+bytes_sent | int? | new data that the whole sent, by the kernel's count
+bytes_received | int? | received in order, by the kernel's count
+carried_sent | int | new data of each subflow, added up [bytes]
+carried_received | int | received in order by each subflow, added up [bytes]
+acked | int | of carried_sent, acknowledged [bytes]
+reinjected | int? | carried_sent less bytes_sent: on more than one subflow [bytes]
+timer_retrans | int? | of that, sent again by MPTCP's own timer, by the kernel's count [bytes]
+retransmissions | int | of all subflows: TCP's, on the same subflow [segments]
+records | int | of all subflows
+proven | bool | no record is missing in the time of any of them
 """)
 """Of the table mptcp."""
 NAMES = ("tcptrace", "tstat")

@@ -4,19 +4,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.why.assemble import connections_table
+from tcpkmon.formats.analysis.why.columns import CONNECTIONS, Column
 from tcpkmon.formats.analysis.why.folding import fold
 from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS
 from tcpkmon.formats.analysis.why.receiving import RECEIVING
 from tcpkmon.formats.analysis.why.snapshots import Snapshots
-
-Array = NDArray[Any]
 
 
 @dataclass
@@ -124,28 +124,23 @@ class Connection:
         ) / total  # fmt: skip
 
 
-_SAME = (
-    "conn_id", "laddr", "lport", "raddr", "rport", "role", "end_reason", "start_ns", "end_ns",
-    "records", "lost_records", "lost_before", "lost_after", "bytes_sent", "bytes_acked",
-    "bytes_received", "rto_count", "loss_probes", "mss", "cwnd_max", "snd_wnd_max", "rcvbuf",
-    "sndbuf", "reader_behind_max", "rcv_wnd_max", "syn_retrans", "snd_wnd_fall", "late_ack_us",
-    "snd_wnd_low_us", "recoveries", "rto_unanswered", "rto_unanswered_us", "rto_bytes",
-    "acked_most", "silent_us", "quiet_us", "goodput_p50", "goodput_p99",
-)  # fmt: skip
-_OTHERS = {"segments_retransmitted": "retransmissions", "zero_windows": "zero_window_count"}
-_NULLED = ("min_rtt_us", "srtt_p50_us", "srtt_p95_us", "srtt_max_us", "retrans_ratio",
-           "queue_p95_us", "loss_rate_spread")  # fmt: skip
-_WHOLE = ("snd_wscale", "rcv_wscale")
+_OTHER_NAMES = {"segments_retransmitted": "retransmissions", "zero_windows": "zero_window_count"}
+_BY_COLUMN = {column.name: column for column in CONNECTIONS}
+_COLUMNS = {
+    one.name: (_BY_COLUMN[name], one.default)
+    for one in fields(Connection)
+    if (name := _OTHER_NAMES.get(one.name, one.name)) in _BY_COLUMN
+}
+"""By the names of fields: the columns that they are, and what stands for null."""
 _AT_ONCE = 4096
 _LIMITS, _WAITS = (
-    {end: tuple((name, f"us_{name}{end}") for name in names) for end in ("", "_min")}
+    {end: {name: f"us_{name}{end}" for name in names} for end in ("", "_min")}
     for names in (LIMITS, RECEIVING)
 )
 """Names, and their columns."""
-_READ = (
-    *_SAME, *_OTHERS.values(), *_NULLED, *_WHOLE, "snd_wnd_min", "pid", "errno", "established_ns",
-    "comm", "start", "ca_name", "handshake_us", "uncertain_us",
-    *(column for names in (*_LIMITS.values(), *_WAITS.values()) for _, column in names),
+_TIMES = (
+    "established_ns", "handshake_us", "uncertain_us",
+    *(column for names in (*_LIMITS.values(), *_WAITS.values()) for column in names.values()),
 )  # fmt: skip
 
 
@@ -159,54 +154,46 @@ def connections_of(table: Mapping[str, Array], rows: Array) -> Iterator[Connecti
     values of Python at a time."""
     for low in range(0, len(rows), _AT_ONCE):
         some = rows[low : low + _AT_ONCE]
-        columns = {name: table[name][some].tolist() for name in _READ}
-        for at in range(len(some)):
-            yield _connection(columns, at)
+        values = [
+            _values(table[column.name][some], column, none) for column, none in _COLUMNS.values()
+        ]
+        times = {name: table[name][some].tolist() for name in _TIMES}
+        for at, row in enumerate(zip(*values, strict=True)):
+            yield _connection(dict(zip(_COLUMNS, row, strict=True)), times, at)
 
 
-def _connection(table: Mapping[str, list[Any]], at: int) -> Connection:
-    def number(name: str) -> Any:
-        value = table[name][at]
-        return None if math.isnan(value) else value
+def _values(values: Array, column: Column, none: Any) -> list[Any]:
+    listed: list[Any] = values.tolist()
+    if not column.null:
+        return listed
+    if column.kind == "text":
+        return [none if one is None else one for one in listed]
+    kind = int if column.kind == "int" else float
+    return [none if math.isnan(one) else kind(one) for one in listed]
 
-    def times(names: tuple[tuple[str, str], ...]) -> dict[str, int]:
-        return {name: round(us * 1000) for name, column in names if (us := table[column][at]) > 0}
 
-    def waits(names: tuple[tuple[str, str], ...]) -> dict[str, int]:
-        values = [(name, table[column][at]) for name, column in names]
-        return {name: round(us * 1000) for name, us in values if not math.isnan(us)}
+def _connection(same: dict[str, Any], times: Mapping[str, list[float]], at: int) -> Connection:
+    def known(columns: Mapping[str, str]) -> dict[str, int]:
+        told = {name: times[column][at] for name, column in columns.items()}
+        return {name: round(us * 1000) for name, us in told.items() if not math.isnan(us)}
 
-    limits = times(_LIMITS[""])
-    scales: dict[str, Any] = {
-        name: None if (bits := number(name)) is None else int(bits) for name in _WHOLE
-    }
-    handshake = number("handshake_us")
+    limits, least = (
+        {name: ns for name, ns in known(_LIMITS[end]).items() if ns > 0} for end in ("", "_min")
+    )
+    handshake = times["handshake_us"][at]
     return Connection(
-        **{name: table[name][at] for name in _SAME},
-        **{name: table[other][at] for name, other in _OTHERS.items()},
-        **{name: number(name) for name in _NULLED},
-        **scales,
-        snd_wnd_min=int(number("snd_wnd_min") or 0),
-        pid=int(number("pid") or 0),
-        errno=int(number("errno") or 0),
-        established=table["role"][at] == "existing" or number("established_ns") is not None,
-        comm=table["comm"][at] or "",
-        start=table["start"][at],
-        ca_name=table["ca_name"][at] or "",
-        handshake_ns=None if handshake is None else round(handshake * 1000),
+        **same,
+        established=same["role"] == "existing" or not math.isnan(times["established_ns"][at]),
+        handshake_ns=None if math.isnan(handshake) else round(handshake * 1000),
         limit_ns=limits,
-        least_ns=times(_LIMITS["_min"]),
-        receiving_ns=waits(_WAITS[""]),
-        receiving_least_ns=waits(_WAITS["_min"]),
-        certain_ns=sum(limits.values()) - round(max(table["uncertain_us"][at], 0) * 1000),
+        least_ns=least,
+        receiving_ns=known(_WAITS[""]),
+        receiving_least_ns=known(_WAITS["_min"]),
+        certain_ns=sum(limits.values()) - round(max(times["uncertain_us"][at], 0) * 1000),
     )
 
 
-def tally(
-    pieces: Iterable[Snapshots], each: Callable[[Array], None] | None = None
-) -> list[Connection]:
-    """The connections of a capture, in one pass. each: called with the intervals of each piece."""
-    from tcpkmon.formats.analysis.why.assemble import connections_table
-
-    table = connections_table(fold(pieces, each))
+def tally(pieces: Iterable[Snapshots]) -> list[Connection]:
+    """The connections of a capture, in one pass."""
+    table = connections_table(fold(pieces))
     return list(connections_of(table, np.arange(len(table["conn_id"]))))

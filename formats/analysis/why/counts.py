@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.why.grouping import grown
+from tcpkmon.formats.analysis.arrays import Array, runs
+from tcpkmon.formats.analysis.why.grouping import Kept, Places
 
-Array = NDArray[Any]
 _PARTS = 8
 """Classes to a power of two."""
 _CLASSES = 1 << 9
@@ -46,7 +43,7 @@ class Counts:
         keys, numbers = np.concatenate(self._keys), np.concatenate(self._numbers)
         order = np.argsort(keys, kind="stable")  # fast: they are runs that ascend
         keys, numbers = keys[order], numbers[order]
-        firsts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+        firsts, _ = runs(keys)
         self._keys, self._numbers = [keys[firsts]], [np.add.reduceat(numbers, firsts)]
 
     def percentile(
@@ -65,13 +62,14 @@ class Counts:
         self._compact()
         keys, numbers = self._keys[0], self._numbers[0]
         places = keys // _CLASSES
-        firsts = np.flatnonzero(np.append(True, places[1:] != places[:-1]))
+        firsts, lasts = runs(places)
+        counts = lasts - firsts + 1
         sums = np.cumsum(numbers)
-        base = np.repeat(sums[firsts] - numbers[firsts], np.diff(np.append(firsts, len(keys))))
+        base = np.repeat(sums[firsts] - numbers[firsts], counts)
         totals = np.add.reduceat(numbers, firsts) + zeros[places[firsts]]
         wanted = np.ceil(share * totals)
         upto = sums - base + zeros[places]
-        enough = upto >= np.repeat(wanted, np.diff(np.append(firsts, len(keys))))
+        enough = upto >= np.repeat(wanted, counts)
         at = np.flatnonzero(enough)
         mine, where = np.unique(places[at], return_index=True)
         values = 2 ** ((keys[at[where]] % _CLASSES + 0.5) / _PARTS)
@@ -95,21 +93,15 @@ def _count(keys: Array) -> tuple[Array, Array]:
 class Rates:
     """Bytes a second in each BIN_NS of each connection; of both directions the larger."""
 
-    def __init__(self) -> None:
-        self._counts = Counts()
-        self._bin = np.zeros(0, np.int64)
-        self._sums = np.zeros((0, 2), np.int64)
-        self._least, self._most = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self._busy = np.zeros(0, np.int64)
+    def __init__(self, places: Places) -> None:
+        self._counts, self._kept = Counts(), Kept(places)
 
     def add(self, places: Array, since_ns: Array, acked: Array, received: Array) -> None:
         """Steps, (n,) each, those of a connection together. since_ns: from its start to their end.
 
         Steps without bytes may be left out.
         """
-        count = int(places.max()) + 1 if len(places) else 0
-        self._grow(count)
-        if not count:
+        if not len(places):
             return
         bins = since_ns // BIN_NS
         begins = np.ones(len(places), np.bool_)
@@ -117,30 +109,33 @@ class Rates:
         starts = np.flatnonzero(begins)
         place, number = places[starts], bins[starts]
         sums = np.column_stack([np.add.reduceat(values, starts) for values in (acked, received)])
-        firsts = np.flatnonzero(np.append(True, place[1:] != place[:-1]))
-        lasts = np.append(firsts[1:], len(place)) - 1
-        mine = place[firsts]
-        same = self._bin[mine] == number[firsts]
-        sums[firsts[same]] += self._sums[mine[same]]
-        self._close(mine[~same], self._sums[mine[~same]])
+        firsts, lasts = runs(place)
+        mine, (bin_of, sums_of) = place[firsts], self._open()
+        same = bin_of[mine] == number[firsts]
+        sums[firsts[same]] += sums_of[mine[same]]
+        self._close(mine[~same], sums_of[mine[~same]])
         done = np.ones(len(place), np.bool_)
         done[lasts] = False
         self._close(place[done], sums[done])
-        self._bin[mine], self._sums[mine] = number[lasts], sums[lasts]
+        bin_of[mine], sums_of[mine] = number[lasts], sums[lasts]
 
-    def _grow(self, count: int) -> None:
-        self._bin, self._sums = grown(self._bin, count), grown(self._sums, count)
-        self._most, self._busy = grown(self._most, count), grown(self._busy, count)
-        self._least = grown(self._least, count, _NO_LEAST)
+    def _open(self) -> tuple[Array, Array]:
+        """The bin of each connection that is not over, and its bytes in both directions."""
+        return self._kept.of("bin"), self._kept.of("sums", (np.int64, 2))
+
+    def _extremes(self) -> tuple[Array, Array]:
+        """The least and the largest rate of each connection."""
+        return self._kept.of("least", np.int64, _NO_LEAST), self._kept.of("most")
 
     def _close(self, places: Array, sums: Array) -> None:
         rates = sums.max(axis=1) * (10**9 // BIN_NS) if len(sums) else np.zeros(0, np.int64)
         some = rates > 0
         places, rates = places[some], rates[some]
         self._counts.add(places, rates)
-        np.minimum.at(self._least, places, rates)
-        np.maximum.at(self._most, places, rates)
-        np.add.at(self._busy, places, 1)
+        least, most = self._extremes()
+        np.minimum.at(least, places, rates)
+        np.maximum.at(most, places, rates)
+        np.add.at(self._kept.of("busy"), places, 1)
 
     def finish(self, durations_ns: Array, means: Array) -> dict[str, Array]:
         """p50, p99 and max by name, (count,) float64. A connection without a whole bin: its mean.
@@ -149,11 +144,11 @@ class Rates:
         """
         count = len(durations_ns)
         bins = durations_ns // BIN_NS
-        self._grow(count)
-        whole = np.flatnonzero(self._bin[:count] < bins)
-        self._close(whole, self._sums[whole])
-        zeros = np.maximum(bins - self._busy[:count], 0)
-        least, most = self._least[:count], self._most[:count]
+        bin_of, sums_of = self._open()
+        whole = np.flatnonzero(bin_of[:count] < bins)
+        self._close(whole, sums_of[whole])
+        zeros = np.maximum(bins - self._kept.of("busy")[:count], 0)
+        least, most = (values[:count] for values in self._extremes())
         found = {
             "p50": self._counts.percentile(0.50, count, least, most, zeros),
             "p99": self._counts.percentile(0.99, count, least, most, zeros),

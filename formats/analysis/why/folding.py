@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why import above, arrivals
 from tcpkmon.formats.analysis.why.counts import Counts, Rates
-from tcpkmon.formats.analysis.why.grouping import Grouped, Places, grown
+from tcpkmon.formats.analysis.why.grouping import Grouped, Kept, Places
 from tcpkmon.formats.analysis.why.intervals import Cutter, Steps, advance
 from tcpkmon.formats.analysis.why.limits import ARRIVED, LIMITS, NUMBER
 from tcpkmon.formats.analysis.why.losses import LossRates
 from tcpkmon.formats.analysis.why.receiving import RECEIVING
-from tcpkmon.formats.analysis.why.settling import Settling
+from tcpkmon.formats.analysis.why.settling import is_settled
 
-Array = NDArray[Any]
 NONE_32 = (1 << 32) - 1
 _EVENTS = {
     "rto_count": 14, "loss_probes": 15, "zero_window_probes": 16, "undo_count": 17,
@@ -26,7 +26,7 @@ _EVENTS = {
 }  # fmt: skip
 """Locations that are counted."""
 _RETRANSMIT, _STATE_CHANGE, _CONG_STATE, _ERROR = 2, 4, 5, 13
-_RESET_SENT, _RESET_RECEIVED, _DESTROY, _EXISTING = 7, 8, 11, 226
+_RESET_SENT, _RESET_RECEIVED, _DESTROY = 7, 8, 11
 _LARGEST = {
     "cwnd_max": "snd_cwnd_segs", "ssthresh_max": "snd_ssthresh", "snd_wnd_max": "snd_wnd",
     "rcv_wnd_max": "rcv_wnd", "rcvbuf": "sk_rcvbuf", "sndbuf": "sb_hiwat",
@@ -53,28 +53,16 @@ _BY_ACK = [NUMBER[name] for name in ("cwnd", "slow_start", "nagle")]
 FIN_LOCAL, FIN_REMOTE, ACTIVE, PASSIVE = 1, 2, 1, 2
 
 
-class Fold:
+class Fold(Kept):
     """Reads pieces of snapshots, then intervals; `values` has (count,) arrays by name."""
 
     def __init__(self) -> None:
-        self.places = Places()
+        super().__init__(Places())
         self.cutter = Cutter(self.places)
-        self.values: dict[str, Array] = {}
-        self._fills: dict[str, int] = {}
         self.names: set[str] = set()
         """The columns that the capture has."""
-        self.srtt, self.queue, self.rates = Counts(), Counts(), Rates()
-        self._settling, self.loss_rates = Settling(), LossRates()
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def of(self, name: str, kind: Any = np.int64, fill: int = 0) -> Array:
-        """The array of this name with a row for each connection so far, which holds `fill`."""
-        values = self.values.get(name, np.zeros(0, kind))
-        self._fills[name] = fill
-        self.values[name] = values = grown(values, len(self), fill)
-        return values
+        self.srtt, self.queue, self.rates = Counts(), Counts(), Rates(self.places)
+        self.loss_rates = LossRates(self.places)
 
     def add(self, piece: Any) -> Array:
         """The next snapshots. Returns the intervals that ended in them."""
@@ -88,7 +76,7 @@ class Fold:
         low = self._add_extremes(grouped)
         self._add_events(grouped)
         self._add_silence(grouped)
-        self.loss_rates.add(grouped, len(self))
+        self.loss_rates.add(grouped)
         rows, steps = self.cutter.add_grouped(grouped)
         self._add_steps(grouped, steps, low)
         self._add_times(rows)
@@ -99,8 +87,7 @@ class Fold:
         rows = self.cutter.finish()
         self.cutter = Cutter(self.places)  # what it kept of each connection is not needed any more
         self._add_times(rows)
-        for name, fill in self._fills.items():
-            self.values[name] = grown(self.values[name], len(self), fill)
+        self.grow()
         return rows
 
     def _add_bounds(self, piece: Grouped, raw: Any) -> None:
@@ -155,9 +142,7 @@ class Fold:
         low = self._add_fall(piece)
         for name, column in _LARGEST.items():
             if column in piece.columns:
-                found = np.maximum.reduceat(piece[column], piece.firsts)
-                mine = self.of(name)
-                mine[places] = np.maximum(mine[places], found)
+                self._raise(name, piece, piece[column])
         for name, column in _SMALLEST.items():
             values = piece[column]
             if not values.all():
@@ -165,7 +150,7 @@ class Fold:
             found = np.minimum.reduceat(values, piece.firsts)
             mine = self.of(name, np.int64, NONE_32)
             mine[places] = np.minimum(mine[places], found)
-        srtt = np.where(self._settling.add(piece, len(self)), piece["srtt_us"], 0)
+        srtt = np.where(is_settled(piece, self), piece["srtt_us"], 0)
         told = np.flatnonzero(srtt)
         if len(told) == len(srtt):
             self.srtt.add(piece.of_row, srtt)
@@ -173,12 +158,8 @@ class Fold:
             self.srtt.add(piece.of_row[told], srtt[told])
         self._add_queue(piece, srtt)
         shut = (piece["snd_wnd"] == 0) & (piece["state"] != 2) & (piece["state"] != 3)
-        open_before = self.of("window_open", np.bool_)[places]
-        was_open = np.empty(len(piece), np.bool_)
-        was_open[1:] = piece["snd_wnd"][:-1] > 0
-        was_open[piece.firsts] = open_before
+        was_open = piece.before(piece["snd_wnd"] > 0, self.of("window_open", np.bool_))
         self._count("zero_window_count", piece.of_row[shut & was_open])
-        self.values["window_open"][places] = piece["snd_wnd"][piece.lasts] > 0
         return low
 
     def _add_queue(self, piece: Grouped, srtt: Array) -> None:
@@ -197,17 +178,19 @@ class Fold:
 
     def _add_fall(self, piece: Grouped) -> Array:
         """By how much the peer's window is below its largest so far: data that was not read."""
-        window, places = piece["snd_wnd"].astype(np.int64), piece.places
-        largest = self.of("snd_wnd_max")[places]
+        window, largest = piece["snd_wnd"].astype(np.int64), self.of("snd_wnd_max")[piece.places]
         rank = np.cumsum(piece.is_first, dtype=np.int64) << 32
         # The largest of a connection only: those of the next one have a larger rank.
         highest = np.maximum.accumulate(rank + window) - rank
-        highest = np.maximum(highest, np.repeat(largest, piece.lasts - piece.firsts + 1))
-        fall = np.maximum.reduceat(highest - window, piece.firsts)
-        mine = self.of("snd_wnd_fall")
-        mine[places] = np.maximum(mine[places], fall)
+        highest = np.maximum(highest, piece.spread(largest))
+        self._raise("snd_wnd_fall", piece, highest - window)
         low: Array = 2 * window < highest
         return low
+
+    def _raise(self, name: str, piece: Grouped, values: Array) -> None:
+        """To the largest one of each connection, if it was lower."""
+        mine, most = self.of(name), np.maximum.reduceat(values, piece.firsts)
+        mine[piece.places] = np.maximum(mine[piece.places], most)
 
     def _count(self, name: str, places: Array) -> None:
         np.add.at(self.of(name), places, 1)
@@ -284,9 +267,7 @@ class Fold:
         since = steps.end_ns[moved] - self.values["start_ns"][places]
         self.rates.add(places, since, steps.acked[moved], steps.received[moved])
         self._add_late(piece, steps)
-        most = self.of("acked_most")
-        most[piece.places] = np.maximum(most[piece.places],
-                                        np.maximum.reduceat(steps.acked, piece.firsts))
+        self._raise("acked_most", piece, steps.acked)
         shut = np.where(low & (steps.lost == 0), steps.end_ns - steps.start_ns, 0)
         self.of("low_ns")[piece.places] += np.add.reduceat(shut, piece.firsts)
         if steps.receiving is not None:
@@ -310,12 +291,9 @@ class Fold:
     def _add_times(self, rows: Array) -> None:
         """Intervals of connections whose snapshots were added."""
         place, spans = rows["place"].astype(np.int64), rows["end_ns"] - rows["start_ns"]
-        count = len(self)
-        for name in ("limit_ns", "certain_ns"):
-            before = self.values.get(name, np.zeros((0, len(LIMITS)), np.int64))
-            self.values[name] = grown(before, count)
-        np.add.at(self.values["limit_ns"], (place, rows["limit"]), spans)
-        np.add.at(self.values["certain_ns"], (place, rows["limit"]), rows["certain_ns"])
+        for name, times in (("limit_ns", spans), ("certain_ns", rows["certain_ns"])):
+            held = self.of(name, (np.int64, len(LIMITS)))
+            np.add.at(held, (place, rows["limit"]), times)
         for name in ("bytes_sent", "bytes_acked", "bytes_received", "lost_records"):
             np.add.at(self.of(name), place, rows[name])
 

@@ -1,26 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times that need more than the snapshot at their end: a loss probe under way, data held back.
+"""What needs more than one snapshot: a loss probe under way, data held back, a full send buffer.
 
     snapshots     ACK ......... LOSS_PROBE . RETRANSMIT ...... ACK     ACK ........... ACK
     the sender    the last segment is missing | the probe flies |      both with 700 bytes unsent
     limit                 rto_wait                recovery             and room for them: nagle
+
+    used / limit of the buffer    0.5   1.0   0.9   0.7   0.6   0.8
+    full                          no    yes   yes   yes   no    no
+
+A writer that found the buffer full sleeps until a third of it is free. One that is filled to two
+thirds only, and was not full since, holds back nobody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array, Mask
 from tcpkmon.formats.analysis.why.clocks import FIRST_TX, NEXT_TX, age_ns
-from tcpkmon.formats.analysis.why.grouping import Grouped, grown
-from tcpkmon.formats.analysis.why.limits import ARRIVED, NUMBER, unsent
+from tcpkmon.formats.analysis.why.grouping import Grouped, Kept
+from tcpkmon.formats.analysis.why.limits import ARRIVED, NUMBER, has_room, is_full, unsent
 from tcpkmon.formats.analysis.why.parting import Cuts
 from tcpkmon.formats.analysis.why.quiet import BY_ACK
 
-Array = NDArray[Any]
 _LOSS_PROBE = 15
 _HELD_NS = 1_000_000
 """A writer that goes on does so sooner."""
@@ -29,43 +34,34 @@ _LATE_ACK_NS = 50_000_000
 _NOT_PROBED = np.array([NUMBER[name] for name in ("opening", "rto_wait", "zero_window")], np.int8)
 
 
-class Probing:
-    """Finds the steps between a loss probe and its ACK, in pieces one after the other."""
+def was_full(piece: Grouped, kept: Kept) -> Mask:
+    """(n,) whether the send buffer was full since a third of it was last free."""
+    fills = is_full(piece.columns)
+    return piece.held(fills | has_room(piece.columns), fills, kept.of("full", np.bool_))
 
-    def __init__(self) -> None:
-        self._una = np.zeros(0, np.uint32)
-        self._probed = np.zeros(0, np.bool_)
 
-    def add(
-        self, piece: Grouped, limit: Array, before: Mapping[str, Array], count: int
-    ) -> NDArray[np.int64]:
-        """(k,) the rows whose step is in such a time. limit: (n,) as found so far.
+def probed(
+    piece: Grouped, limit: Array, before: Mapping[str, Array], kept: Kept
+) -> NDArray[np.int64]:
+    """(k,) the rows whose step is between a loss probe and its ACK. limit: (n,) as found so far.
 
-        before: what the snapshots before had, with `waiting`. count: of the connections so far.
-        """
-        self._una, self._probed = grown(self._una, count), grown(self._probed, count)
-        is_probe = piece["location"] == _LOSS_PROBE
-        if not is_probe.any() and not self._probed[piece.places].any():
-            return np.zeros(0, np.int64)
-        una = piece["snd_una"].astype(np.uint32, copy=False)
-        numbers = np.arange(len(piece))
-        last = np.maximum.accumulate(np.where(is_probe, numbers, -1))
-        here = last >= np.repeat(piece.firsts, piece.lasts - piece.firsts + 1)
-        then = np.where(here, una[last], self._una[piece.of_row])
-        # Its ACK is recorded before it counts: the one after that shows that more is acknowledged.
-        flies = (here | self._probed[piece.of_row]) & (then == una)
-        is_waiting = (piece["packets_out"] > 0) & ~is_probe
-        # After a close, its ACK may be recorded by what it changed: then it counts already.
-        flew = np.empty_like(flies)
-        flew[1:] = flies[:-1]
-        flew[piece.firsts] = self._probed[piece.places]
-        ends = flew & ~flies & (una == piece["snd_max"]) & (before["waiting"] <= 1)
-        ends &= ~np.isin(piece["location"], ARRIVED)
-        self._una[piece.places], self._probed[piece.places] = then[piece.lasts], flies[piece.lasts]
-        found: NDArray[np.int64] = np.flatnonzero(
-            ((flies & is_waiting) | ends) & ~np.isin(limit, _NOT_PROBED)
-        )
-        return found
+    before: what the snapshots before had, with `waiting`.
+    """
+    then, flew = kept.of("probe_una", np.uint32), kept.of("probed", np.bool_)
+    is_probe = piece["location"] == _LOSS_PROBE
+    if not is_probe.any() and not flew[piece.places].any():
+        return np.zeros(0, np.int64)
+    una = piece["snd_una"].astype(np.uint32, copy=False)
+    # Its ACK is recorded before it counts: the one after that shows that more is acknowledged.
+    flies = (piece.last(is_probe) >= 0) | flew[piece.of_row]
+    flies &= piece.held(is_probe, una, then) == una
+    is_waiting = (piece["packets_out"] > 0) & ~is_probe
+    # After a close, its ACK may be recorded by what it changed: then it counts already.
+    ends = piece.before(flies, flew) & ~flies & (una == piece["snd_max"])
+    ends &= (before["waiting"] <= 1) & ~np.isin(piece["location"], ARRIVED)
+    return np.flatnonzero(
+        ((flies & is_waiting) | ends) & ~np.isin(limit, _NOT_PROBED)
+    )
 
 
 def held_back(
@@ -120,16 +116,14 @@ def held_back(
 
 def _written(piece: Grouped) -> Array:
     """(n,) up to where the application wrote."""
-    found: Array = (piece["snd_una"] + piece["snd_sb_cc"]).astype(np.uint32)
-    return found
+    return (piece["snd_una"] + piece["snd_sb_cc"]).astype(np.uint32)
 
 
 def _sent_at(piece: Grouped, rows: Array) -> Array:
     """(k,) when the last segment before these snapshots was sent; without that clock long ago."""
     if NEXT_TX not in piece.columns:
         return np.zeros(len(rows), np.int64)
-    found: Array = np.minimum(piece.times[rows] - age_ns(piece, NEXT_TX, rows), piece.times[rows])
-    return found
+    return np.minimum(piece.times[rows] - age_ns(piece, NEXT_TX, rows), piece.times[rows])
 
 
 def _ends_a_message(

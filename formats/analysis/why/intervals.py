@@ -13,16 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array, runs
 from tcpkmon.formats.analysis.why import clocks, closing
-from tcpkmon.formats.analysis.why.buffer import Full
-from tcpkmon.formats.analysis.why.carrying import Carried
-from tcpkmon.formats.analysis.why.grouping import Grouped, Places, grown
-from tcpkmon.formats.analysis.why.holding import Probing, held_back
+from tcpkmon.formats.analysis.why.grouping import Grouped, Kept, Places, grown
+from tcpkmon.formats.analysis.why.holding import held_back, probed, was_full
 from tcpkmon.formats.analysis.why.limits import (
     ESTABLISHED,
     NUMBER,
@@ -34,12 +32,10 @@ from tcpkmon.formats.analysis.why.limits import (
     unsent,
 )
 from tcpkmon.formats.analysis.why.parting import Cuts, part
-from tcpkmon.formats.analysis.why.quiet import Quiet
-from tcpkmon.formats.analysis.why.receiving import NEEDS, Receiving
+from tcpkmon.formats.analysis.why.quiet import mostly_quiet
+from tcpkmon.formats.analysis.why.receiving import NEEDS, waits_of
 from tcpkmon.formats.analysis.why.snapshots import Snapshots
 from tcpkmon.formats.base.sequence import ahead_of
-
-Array = NDArray[Any]
 
 INTERVAL = np.dtype(
     [
@@ -61,11 +57,6 @@ _SUMS = ("bytes_sent", "bytes_acked", "bytes_received", "records", "lost_records
 _NO_STEP = -1
 _STATE_CHANGE = 4
 _CLOSE = 7
-_CARRIED = {
-    "time": np.int64, "lost": np.int64, "snd_max": np.uint32, "snd_una": np.uint32,
-    "rcv_nxt": np.uint32, "unnumbered": np.bool_, "written": np.uint32, "busy": np.int64,
-    **closing.CARRIED,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,9 +88,7 @@ class Cutter:
 
     def __init__(self, places: Places | None = None) -> None:
         self.places = Places() if places is None else places
-        self._carried, self._receiving, self._quiet = Carried(_CARRIED), Receiving(), Quiet()
-        self._full = Full()
-        self._probing, self._closing = Probing(), closing.Closing()
+        self._kept, self._receiving = Kept(self.places), Kept(self.places)
         self._open = np.zeros(0, INTERVAL)
 
     def add(self, piece: Snapshots) -> Array:
@@ -125,15 +114,15 @@ class Cutter:
         # Before the handshake is over, the sequence numbers are not chosen yet.
         unnumbered = (state == SYN_SENT) | (state == _CLOSE)
         written = (now["snd_una"] + piece["snd_sb_cc"]).astype(np.uint32, copy=False)
-        count = len(self.places)
+        kept = self._kept
         paces = clocks.paces(piece)
         now |= {
             "time": piece.times, "lost": piece.lost, "unnumbered": unnumbered, "written": written,
             "busy": piece.columns.get("busy_us", unnumbered).astype(np.int64),
         }  # fmt: skip
-        limit = classify(piece.columns, self._full.add(piece, count), paces)
-        now |= self._closing.carry(piece, state, limit, count)
-        before, no_step = self._carried.before(piece, now, count)
+        limit = classify(piece.columns, was_full(piece, kept), paces)
+        now |= closing.carry(piece, state, limit, kept)
+        before, no_step = kept.before(piece, now)
         sent, acked, received = (
             advance(now[name], before[name]) for name in ("snd_max", "snd_una", "rcv_nxt")
         )
@@ -149,11 +138,11 @@ class Cutter:
         paces[quiet.rows[quiet.limit == NUMBER["pacing"]]] = True
         is_open = np.ones(len(piece), np.bool_)
         is_open[told] = False
-        rows = self._quiet.add(piece, limit, before, acked, count)
+        rows = mostly_quiet(piece, limit, before, acked, kept)
         limit[rows[is_open[rows]]] = NUMBER["idle"]
         rows, held = held_back(piece, limit, before, told)
         limit[rows] = NUMBER["nagle"]
-        limit[self._probing.add(piece, limit, before, count)] = NUMBER["recovery"]
+        limit[probed(piece, limit, before, kept)] = NUMBER["recovery"]
         limit[clocks.lost_firsts(piece, limit)] = NUMBER["recovery"]
         tails, tail = clocks.lost_tails(piece, limit, before)
         limit[tails] = NUMBER["rto_wait"]
@@ -161,7 +150,7 @@ class Cutter:
         end = np.maximum(now["time"], before["time"])
         receiving = None
         if NEEDS in piece.columns:
-            receiving = self._receiving.add(piece, count)
+            receiving = waits_of(piece, self._receiving)
         return Steps(limit, before["time"], end, sent, acked, received,
                      now["lost"] - before["lost"], receiving, unseen.rows,
                      Cuts.join(quiet, held, tail, unseen.cuts), paces)  # fmt: skip
@@ -172,9 +161,7 @@ class Cutter:
         if not len(rows):
             return rows
         place = rows["place"]
-        begins = np.ones(len(rows), np.bool_)
-        begins[1:] = place[1:] != place[:-1]
-        firsts = np.flatnonzero(begins)
+        firsts, lasts = runs(place)
         before = _pick(self._open, place[firsts])
         was_open = before["records"] > 0
         goes_on = was_open & (before["limit"] == rows["limit"][firsts])
@@ -182,8 +169,8 @@ class Cutter:
         rows["start_ns"][at] = old["start_ns"]
         for name in _SUMS:
             rows[name][at] += old[name]
-        is_last = np.ones(len(rows), np.bool_)
-        is_last[:-1] = begins[1:]
+        is_last = np.zeros(len(rows), np.bool_)
+        is_last[lasts] = True
         self._open.view(_BYTES)[place[is_last]] = rows.view(_BYTES)[is_last]
         ended = _pick(before, was_open & ~goes_on), _pick(rows, ~is_last)
         return np.concatenate([part.view(_BYTES) for part in ended]).view(INTERVAL)

@@ -8,12 +8,12 @@ first rule that holds names the limit; docs/why.md explains each.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from tcpkmon.formats.analysis.arrays import Array
+
 Columns = Mapping[str, Array]
 
 LIMITS = (
@@ -61,8 +61,7 @@ def in_flight(columns: Columns) -> Array:
         columns[name].astype(np.int64)
         for name in ("packets_out", "sacked_out", "lost_out", "retrans_out")
     )
-    found: Array = out - sacked - lost + again
-    return found
+    return out - sacked - lost + again
 
 
 def classify(
@@ -70,9 +69,9 @@ def classify(
 ) -> NDArray[np.int8]:
     """(n,) the number of the limit in the time before each snapshot.
 
-    columns: of the snapshots, see snapshots.NEEDED. was_full: (n,) see buffer.Full; None: only
-    these rows tell it. paces: (n,) whether pacing lets nothing out just then. Where that is not
-    known, pacing is a guess until is_paced() confirms it: a single step is too short.
+    columns: of the snapshots, see snapshots.NEEDED. was_full: (n,) as holding.was_full() tells;
+    None: only these rows do. paces: (n,) whether pacing lets nothing out just then. Where that is
+    not known, pacing is a guess until is_paced() confirms it: a single step is too short.
     """
     state = columns["state"]
     mss = np.maximum(columns["mss"].astype(np.int64), 1)
@@ -209,12 +208,10 @@ def _may_be_paced(columns: Columns, window: Array) -> Array:
 def is_full(columns: Columns) -> NDArray[np.bool_]:
     """(n,) whether a writer found the send buffer full."""
     used, limit = (columns[name].astype(np.int64) for name in ("sk_wmem_bytes", "sb_hiwat"))
-    full: NDArray[np.bool_] = (limit > 0) & (used >= limit)
-    return full
+    return (limit > 0) & (used >= limit)
 
 
 def has_room(columns: Columns) -> NDArray[np.bool_]:
     """(n,) whether a third of the send buffer is free: then the kernel wakes a writer."""
     used, limit = (columns[name].astype(np.int64) for name in ("sk_wmem_bytes", "sb_hiwat"))
-    found: NDArray[np.bool_] = 3 * used <= 2 * limit
-    return found
+    return 3 * used <= 2 * limit

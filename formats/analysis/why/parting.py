@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from tcpkmon.formats.analysis.arrays import Array, join
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ class Cuts:
     @staticmethod
     def join(*cuts: Cuts) -> Cuts:
         """All of them: by row, those of a row in time order."""
-        names = ("rows", "at_ns", "limit", "sent", "acked")
-        found = {name: np.concatenate([getattr(one, name) for one in cuts]) for name in names}
+        found = join([vars(one) for one in cuts])
         order = np.lexsort((found["at_ns"], found["rows"]))
         return Cuts(**{name: values[order] for name, values in found.items()})
 

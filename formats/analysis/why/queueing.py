@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+from tcpkmon.formats.analysis.why.assemble import BLOAT_RTT_US
 from tcpkmon.formats.analysis.why.connections import Connection
 from tcpkmon.formats.analysis.why.peers import is_local
 from tcpkmon.formats.analysis.why.words import human_time
 
-_BLOAT_RTT_US = 1000
 _LOW_SHARE = 0.1
 _MOST, _LATE = 0.5, 0.3
 
@@ -28,7 +28,7 @@ def queue_stands(one: Connection) -> bool:
     return (
         one.min_rtt_us is not None
         and one.srtt_p50_us is not None
-        and one.srtt_p50_us > max(2 * one.min_rtt_us, _BLOAT_RTT_US)
+        and one.srtt_p50_us > max(2 * one.min_rtt_us, BLOAT_RTT_US)
     )
 
 
@@ -36,7 +36,7 @@ def bloat(one: Connection) -> str:
     """A sentence on round trips that are much longer than the path's, or ""."""
     if one.min_rtt_us is None or one.srtt_p95_us is None or not one.sends:
         return ""
-    if one.srtt_p95_us <= 2 * one.min_rtt_us or one.srtt_p95_us <= _BLOAT_RTT_US:
+    if one.srtt_p95_us <= 2 * one.min_rtt_us or one.srtt_p95_us <= BLOAT_RTT_US:
         return ""
     times = f"{human_time(one.srtt_p95_us)} (95 %), the path alone {human_time(one.min_rtt_us)}: "
     text = f"round trips take {times}"

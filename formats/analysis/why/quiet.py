@@ -13,15 +13,14 @@ application wrote again: at most a round trip ago, since the ACK of s1 is the fi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.why.grouping import Grouped, grown
+from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.why.grouping import Grouped, Kept
 from tcpkmon.formats.analysis.why.limits import DELAYED, LOSS_TIMERS, NUMBER, in_flight
 
-Array = NDArray[Any]
 _OVERDUE = (2, 16)
 """A segment was sent again, or a window probed: no ACK bounds when the application wrote."""
 _TIMER_NS = 250_000_000
@@ -34,43 +33,27 @@ BY_ACK = np.array([NUMBER[name] for name in (
 _FLIGHT = ("packets_out", "sacked_out", "lost_out", "retrans_out")
 
 
-class Quiet:
-    """Finds the steps that are such times for the most part, in pieces one after the other."""
+def mostly_quiet(
+    piece: Grouped, limit: Array, before: Mapping[str, Array], acked: Array, kept: Kept
+) -> NDArray[np.int64]:
+    """(k,) the rows whose step is such a time for the most part.
 
-    def __init__(self) -> None:
-        self._measured = np.zeros(0, np.bool_)
-
-    def add(
-        self, piece: Grouped, limit: Array, before: Mapping[str, Array], acked: Array, count: int
-    ) -> NDArray[np.int64]:
-        """(k,) the rows whose step is mostly quiet.
-
-        limit: (n,) of classify(). before: what the snapshots before had, with `written` and `time`.
-        acked: (n,) bytes. count: of the connections so far.
-        """
-        rows = np.flatnonzero(piece["snd_una"] == before["written"])
-        srtt = piece["srtt_us"][rows].astype(np.int64) * 1000
-        measured = self._is_measured(piece, acked, count, rows)
-        round_trip = srtt + np.where(measured, 0, _UNMEASURED_NS)
-        last = {name: piece[name][rows] for name in _FLIGHT}
-        by_timer = np.isin(piece["location"][rows], LOSS_TIMERS)
-        bound = np.where(by_timer, 3 * srtt + _TIMER_NS, round_trip)
-        by_ack = np.isin(limit[rows], BY_ACK) & (in_flight(last) > DELAYED)
-        by_ack &= ~np.isin(piece["location"][rows], _OVERDUE)
-        found: NDArray[np.int64] = rows[
-            (piece.times[rows] - before["time"][rows] > 2 * bound)
-            & (srtt > 0)
-            & ~before["unnumbered"][rows]
-            & (by_timer | by_ack)
-        ]
-        return found
-
-    def _is_measured(self, piece: Grouped, acked: Array, count: int, rows: Array) -> Array:
-        """(k,) whether data was acknowledged before these rows."""
-        self._measured = grown(self._measured, count)
-        counted = np.cumsum(acked > 1)  # a handshake has a number too
-        own: Array = counted[piece.firsts] - (acked[piece.firsts] > 1)
-        by_now = counted > np.repeat(own, piece.lasts - piece.firsts + 1)
-        found: Array = by_now[rows] | self._measured[piece.of_row[rows]]
-        self._measured[piece.places] |= by_now[piece.lasts]
-        return found
+    limit: (n,) of classify(). before: what the snapshots before had, with `written` and `time`.
+    acked: (n,) bytes.
+    """
+    rows = np.flatnonzero(piece["snd_una"] == before["written"])
+    srtt = piece["srtt_us"][rows].astype(np.int64) * 1000
+    data = acked > 1  # a handshake has a number too
+    measured = piece.held(data, data, kept.of("measured", np.bool_))[rows]
+    round_trip = srtt + np.where(measured, 0, _UNMEASURED_NS)
+    last = {name: piece[name][rows] for name in _FLIGHT}
+    by_timer = np.isin(piece["location"][rows], LOSS_TIMERS)
+    bound = np.where(by_timer, 3 * srtt + _TIMER_NS, round_trip)
+    by_ack = np.isin(limit[rows], BY_ACK) & (in_flight(last) > DELAYED)
+    by_ack &= ~np.isin(piece["location"][rows], _OVERDUE)
+    return rows[
+        (piece.times[rows] - before["time"][rows] > 2 * bound)
+        & (srtt > 0)
+        & ~before["unnumbered"][rows]
+        & (by_timer | by_ack)
+    ]

@@ -7,17 +7,14 @@ shows as that many bytes in one round trip; the kernel's measurement of it is rc
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.why.carrying import Carried
-from tcpkmon.formats.analysis.why.grouping import Grouped, grown
+from tcpkmon.formats.analysis.arrays import Array, Mask, shifted
+from tcpkmon.formats.analysis.why.grouping import Grouped, Kept
 from tcpkmon.formats.analysis.why.snapshots import OF_RECEIVERS
 from tcpkmon.formats.base.sequence import ahead_of
 
-Array = NDArray[Any]
 RECEIVING = ("rx_app", "rx_autotune", "rx_reorder")
 """The names by number. Beside the limits of what a connection sends: both directions may wait."""
 RTT, NEEDS = OF_RECEIVERS
@@ -33,87 +30,72 @@ _TICK_NS = 1_000_000
 _LOWEST = -(1 << 43)
 _ROUND_TRIPS = 4
 """What arrives is a mean of so many: it comes in bursts."""
-_CARRIED = {
-    "time": np.int64, "rcv_nxt": np.uint32, "unread": np.int64, "room": np.int64,
-}  # fmt: skip
 
 
-class Receiving:
-    """Names what a receiver waits for, of snapshots that come piece by piece."""
-
-    def __init__(self) -> None:
-        self._carried = Carried(_CARRIED)
-        self._beyond = np.zeros(0, np.int64)
-
-    def add(self, piece: Grouped, count: int) -> NDArray[np.int8]:
-        """(n,) the number in RECEIVING of the time before each snapshot, or NOTHING.
-
-        count: of the connections so far.
-        """
-        window = piece["rcv_wnd"].astype(np.int64)
-        unread = piece["rcv_sb_cc"].astype(np.int64)
-        is_segment = piece["location"] == _SEGMENT_RECEIVED
-        ahead = ahead_of(piece["seg_seq"], piece["rcv_nxt"]) > 0
-        length = np.where(is_segment & ~ahead, piece["seg_len"], 0).astype(np.int64)
-        now: dict[str, Array] = {
-            "time": piece.times, "rcv_nxt": piece["rcv_nxt"], "unread": unread + length,
-            "room": window - length,
-        }  # fmt: skip
-        before, _ = self._carried.before(piece, now, count)
-        missing = self._missing(piece, is_segment & ahead, before["rcv_nxt"], count)
-        # Without the receiver's own measurement: that of the handshake, and of what it sent.
-        measured = piece.columns.get(RTT, piece["srtt_us"]).astype(np.int64) * 1000
-        rtt = np.where(measured > 0, measured + _TICK_NS // 2, 0)
-        span = now["time"] - before["time"]
-        was_full = (before["unread"] >= np.maximum(before["room"], 1))
-        was_full &= span > 2 * rtt + _TICK_NS
-        behind = (unread >= np.maximum(window, 1)) | was_full
-        moved = (now["rcv_nxt"] != before["rcv_nxt"]) & (rtt > 0) & (RTT in piece.columns)
-        small = np.zeros(len(piece), np.bool_)
-        at = np.flatnonzero(moved)
-        arrived = _arrived(piece, before, _ROUND_TRIPS * rtt, at) / _ROUND_TRIPS
-        told = window[at]
-        if "rcv_wscale" in piece.columns:  # the kernel counts with more than it can tell
-            told = np.minimum(told, MOST_UNSCALED << piece["rcv_wscale"][at].astype(np.int64))
-        small[at] = arrived >= _FULL * told
-        found: NDArray[np.int8] = np.select(
-            [missing, behind, small], [np.int8(2), np.int8(0), np.int8(1)], np.int8(NOTHING)
-        ).astype(np.int8)
-        return found
+def waits_of(piece: Grouped, kept: Kept) -> NDArray[np.int8]:
+    """(n,) the number in RECEIVING of what the receiver waited for in the time before each
+    snapshot, or NOTHING."""
+    window = piece["rcv_wnd"].astype(np.int64)
+    unread = piece["rcv_sb_cc"].astype(np.int64)
+    is_segment = piece["location"] == _SEGMENT_RECEIVED
+    ahead = ahead_of(piece["seg_seq"], piece["rcv_nxt"]) > 0
+    length = np.where(is_segment & ~ahead, piece["seg_len"], 0).astype(np.int64)
+    now: dict[str, Array] = {
+        "time": piece.times, "rcv_nxt": piece["rcv_nxt"], "unread": unread + length,
+        "room": window - length,
+    }  # fmt: skip
+    before, _ = kept.before(piece, now)
+    missing = _missing(piece, is_segment & ahead, before["rcv_nxt"], kept.of("beyond"))
+    # Without the receiver's own measurement: that of the handshake, and of what it sent.
+    measured = piece.columns.get(RTT, piece["srtt_us"]).astype(np.int64) * 1000
+    rtt = np.where(measured > 0, measured + _TICK_NS // 2, 0)
+    span = now["time"] - before["time"]
+    was_full = (before["unread"] >= np.maximum(before["room"], 1))
+    was_full &= span > 2 * rtt + _TICK_NS
+    behind = (unread >= np.maximum(window, 1)) | was_full
+    moved = (now["rcv_nxt"] != before["rcv_nxt"]) & (rtt > 0) & (RTT in piece.columns)
+    small = np.zeros(len(piece), np.bool_)
+    at = np.flatnonzero(moved)
+    arrived = _arrived(piece, before, _ROUND_TRIPS * rtt, at) / _ROUND_TRIPS
+    told = window[at]
+    if "rcv_wscale" in piece.columns:  # the kernel counts with more than it can tell
+        told = np.minimum(told, MOST_UNSCALED << piece["rcv_wscale"][at].astype(np.int64))
+    small[at] = arrived >= _FULL * told
+    found: NDArray[np.int8] = np.select(
+        [missing, behind, small], [np.int8(2), np.int8(0), np.int8(1)], np.int8(NOTHING)
+    ).astype(np.int8)
+    return found
 
 
-    def _missing(
-        self, piece: Grouped, is_ahead: Array, rcv_nxt: Array, count: int
-    ) -> NDArray[np.bool_]:
-        """(n,) whether data waited behind a segment that was missing, in the time before each row.
+def _missing(piece: Grouped, is_ahead: Array, rcv_nxt: Array, beyond: Array) -> Mask:
+    """(n,) whether data waited behind a segment that was missing, in the time before each row.
 
-        So it is while something has arrived that is beyond the next byte which is expected.
-        is_ahead: of segments behind a hole. rcv_nxt: of the snapshots before.
-        """
-        self._beyond = grown(self._beyond, count)
-        if not is_ahead.any() and not (self._beyond[piece.places] > 0).any():
-            return np.zeros(len(piece), np.bool_)
-        steps = ahead_of(piece["rcv_nxt"], rcv_nxt)
-        expected = np.cumsum(steps)
-        end = (piece["seg_seq"] + piece["seg_len"]).astype(np.uint32)
-        reached = np.where(is_ahead, expected + ahead_of(end, piece["rcv_nxt"]), _LOWEST)
-        until = np.empty_like(reached)  # by the rows before each one
-        until[1:] = reached[:-1]
-        until[piece.firsts] = (expected - steps)[piece.firsts] + self._beyond[piece.places]
-        rank = np.cumsum(piece.is_first, dtype=np.int64) << 44  # no connection's has the next one
-        until = np.maximum.accumulate(rank + np.maximum(until, _LOWEST)) - rank
-        last = piece.lasts
-        self._beyond[piece.places] = np.maximum(
-            np.maximum(until[last], reached[last]) - expected[last], 0
-        )
-        return np.asarray(until > expected)
+    So it is while something has arrived that is beyond the next byte which is expected.
+    is_ahead: of segments behind a hole. rcv_nxt: of the snapshots before. beyond: by place, how
+    far that was at the end of the last piece.
+    """
+    if not is_ahead.any() and not (beyond[piece.places] > 0).any():
+        return np.zeros(len(piece), np.bool_)
+    steps = ahead_of(piece["rcv_nxt"], rcv_nxt)
+    expected = np.cumsum(steps)
+    end = (piece["seg_seq"] + piece["seg_len"]).astype(np.uint32)
+    reached = np.where(is_ahead, expected + ahead_of(end, piece["rcv_nxt"]), _LOWEST)
+    so_far = (expected - steps)[piece.firsts] + beyond[piece.places]
+    until = shifted(reached, piece.firsts, so_far)  # by the rows before each one
+    rank = np.cumsum(piece.is_first, dtype=np.int64) << 44  # no connection's has the next one
+    until = np.maximum.accumulate(rank + np.maximum(until, _LOWEST)) - rank
+    last = piece.lasts
+    beyond[piece.places] = np.maximum(
+        np.maximum(until[last], reached[last]) - expected[last], 0
+    )
+    return np.asarray(until > expected)
 
 
 def _arrived(piece: Grouped, before: dict[str, Array], span: Array, at: Array) -> Array:
     """(m,) bytes that arrived in the time `span` [ns] before these rows."""
     width = (1 << 62) // (len(piece.firsts) + 1)
     since = np.clip(piece.times - piece.times.min(), 0, width - 1)
-    of_row = np.repeat(np.arange(len(piece.firsts)), piece.lasts - piece.firsts + 1)
+    of_row = piece.spread(np.arange(len(piece.firsts)))
     keys = np.maximum.accumulate(of_row * width + since)
     wanted = of_row[at] * width + np.maximum(since[at] - span[at], 0)
     first = piece.firsts[of_row[at]]

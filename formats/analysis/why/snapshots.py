@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.base.control import is_control
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reader import Reader
@@ -23,7 +24,6 @@ from tcpkmon.formats.psc.reader import Capture
 from tcpkmon.formats.registry import open_files
 from tcpkmon.formats.verify import find_unseen
 
-Array = NDArray[Any]
 Note = Callable[[Array, Array, Array], None]
 """Takes (n,) begins, ends [ns] and numbers of what is missing."""
 SNAPSHOT = "SNAPSHOT"
@@ -288,8 +288,7 @@ def _extend(raw: Array, before: int) -> NDArray[np.int64]:
     bits = 8 * raw.dtype.itemsize
     steps: Array = np.diff(raw.astype(np.int64), prepend=before)
     half = 1 << (bits - 1)
-    found: Array = before + np.cumsum((steps + half) % (1 << bits) - half)
-    return found
+    return before + np.cumsum((steps + half) % (1 << bits) - half)
 
 
 def _part(settings: Any, group: str, name: str) -> Any:

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why.assemble import Table, connections_table, intervals_table
-from tcpkmon.formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, WHOLES, Column
+from tcpkmon.formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, WHOLES
 from tcpkmon.formats.analysis.why.folding import fold
 from tcpkmon.formats.analysis.why.intervals import INTERVAL, cut
-from tcpkmon.formats.analysis.why.snapshots import Array, Source
+from tcpkmon.formats.analysis.why.snapshots import Source
 from tcpkmon.formats.base.arrow import import_pyarrow
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.installing import how_to_install
@@ -23,6 +24,8 @@ from tcpkmon.formats.schema import suggest
 
 Capture = str | os.PathLike[str] | Reader | Source
 """A path, or what tcpkmon.open() returned."""
+_COLUMNS = {column.name: column for column in (*WHOLES, *INTERVALS, *CONNECTIONS)}
+_WHOLE = {name for name, column in _COLUMNS.items() if column.kind == "int"}
 
 
 def connections(capture: Capture) -> Table:
@@ -39,7 +42,7 @@ def intervals(capture: Capture) -> Table:
     columns.INTERVALS says what each column is. Raises as Source does.
     """
     found = _Rows()
-    with _source(capture) as source:
+    with opened(capture) as source:
         for rows in cut(source.read()):
             found.add(rows)
     return found.table()
@@ -54,7 +57,7 @@ def interval_tables(source: Source) -> Iterator[Table]:
 def tables(capture: Capture, with_intervals: bool = True) -> tuple[Table, Table]:
     """Both tables, in one pass over the file. Without intervals, the second is empty."""
     rows = _Rows()
-    with _source(capture) as source:
+    with opened(capture) as source:
         found = fold(source.read(), rows.add if with_intervals else None)
         about = source.about()
         reader = source.reader
@@ -67,7 +70,7 @@ def tables(capture: Capture, with_intervals: bool = True) -> tuple[Table, Table]
     return told, rows.table()
 
 
-def _source(capture: Capture) -> AbstractContextManager[Source]:
+def opened(capture: Capture) -> AbstractContextManager[Source]:
     """Closed at the end, unless it is the caller's."""
     return nullcontext(capture) if isinstance(capture, Source) else Source(capture)
 
@@ -99,13 +102,13 @@ class _Rows:
         return intervals_table(self._columns.__getitem__)
 
 
-def as_arrow(table: Table, names: str = "") -> Any:
-    """A pyarrow.Table of any of these tables. names: "tcptrace" or "tstat" renames columns.
+def as_arrow(table: Table, names: str = "", whole: Collection[str] = _WHOLE) -> Any:
+    """A pyarrow.Table of any of these tables. names: "tcptrace" or "tstat" renames columns. whole:
+    columns of whole numbers.
 
     A number that is null becomes null, a whole number int64. UsageError without pyarrow.
     """
     pyarrow = import_pyarrow()
-    whole = {column.name for column in (*INTERVALS, *CONNECTIONS, *WHOLES) if column.kind == "int"}
     arrays = []
     for name, column in table.items():
         values, void = column, np.isnan(column) if column.dtype.kind == "f" else None
@@ -130,12 +133,8 @@ def renamed(name: str, names: str) -> str:
     """What tcptrace or tstat call a column; its own name where they have none."""
     if names and names not in NAMES:
         raise UsageError(f"no names of {names!r}", f"choose {' or '.join(NAMES)}")
-    column = _known().get(name)
+    column = _COLUMNS.get(name)
     return (getattr(column, names) if column and names else "") or name
-
-
-def _known() -> dict[str, Column]:
-    return {column.name: column for column in (*INTERVALS, *CONNECTIONS)}
 
 
 def choose(table: Table, columns: Sequence[str] = (), sort: str = "") -> Table:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tcpkmon.formats.analysis.why.assemble import Array, Table
+from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.why.assemble import Table
 from tcpkmon.formats.analysis.why.tables import as_arrow, renamed
 from tcpkmon.formats.base.files import create_file
 from tcpkmon.formats.base.table_file import write_tables
