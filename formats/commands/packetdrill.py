@@ -10,7 +10,7 @@ import click
 from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
-from tcpkmon.formats.base.files import create_file
+from tcpkmon.formats.base.files import file_or_stdout
 from tcpkmon.formats.commands.connections import report
 from tcpkmon.formats.commands.shared import files_argument, output_option, parse_span
 
@@ -64,9 +64,6 @@ def command(
         result = report(source, "packetdrill", files)
     for note in notes:
         say(f"tcpkmon packetdrill: {for_terminal(note)}")
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        with create_file(output, force) as out:
-            out.write(text.encode())
+    with file_or_stdout(output, force) as out:
+        out.write(text.encode())
     return result

@@ -7,10 +7,11 @@ recorded. What no packet tells (timers, states, calls) is an event of the Black 
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from tcpkmon.formats.analysis.beside import LOCATIONS, Rows, read, words
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
-from tcpkmon.formats.base.files import create_file
+from tcpkmon.formats.base.files import file_or_stdout
 from tcpkmon.formats.base.reader import Reader
 from tcpkmon.formats.base.text import address_of, endpoint
 from tcpkmon.formats.export import bblog
@@ -49,20 +50,11 @@ def write(reader: Reader, output: Path | None, force: bool) -> None:
     with Source(reader) as source:
         blocks = _blocks(source)
         first = next(blocks)  # what cannot be exported creates no file
-        if output is not None:
-            with create_file(output, force) as out:
-                _copy(first, blocks, out)
-            return
-        if sys.stdout.isatty():
+        if output is None and sys.stdout.isatty():
             raise UsageError("pcapng is not for a terminal", "name a file with -o, or pipe it")
-        _copy(first, blocks, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-
-
-def _copy(first: bytes, rest: Iterator[bytes], out: BinaryIO) -> None:
-    out.write(first)
-    for piece in rest:
-        out.write(piece)
+        with file_or_stdout(output, force) as out:
+            for piece in itertools.chain([first], blocks):
+                out.write(piece)
 
 
 def _blocks(source: Source) -> Iterator[bytes]:
