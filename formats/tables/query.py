@@ -18,7 +18,7 @@ from typing import Any
 from tcpkmon.formats.base.arrow import import_pyarrow
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 from tcpkmon.formats.base.escape import for_terminal
-from tcpkmon.formats.base.installing import how_to_install
+from tcpkmon.formats.base.installing import needed
 from tcpkmon.formats.base.text import quote_word
 from tcpkmon.formats.registry import group
 from tcpkmon.formats.schema import suggest
@@ -285,11 +285,8 @@ class _Scanner:
 
 
 def _import_duckdb() -> Any:
-    try:
+    with needed("sql needs duckdb, which", "duckdb"):
         import duckdb
-    except ImportError as error:
-        raise UsageError("sql needs duckdb, which is not installed",
-                         how_to_install("duckdb")) from error  # fmt: skip
     return duckdb
 
 
