@@ -45,7 +45,7 @@ def command(
     """
     from tcpkmon.formats.analysis.beside import Join
     from tcpkmon.formats.analysis.why import Source
-    from tcpkmon.formats.packets import PacketFile
+    from tcpkmon.formats.packets.reading import PacketFile
 
     _check(files, packets, output, table)
     with PacketFile(packets) as capture, Source(*files) as source:

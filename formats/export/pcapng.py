@@ -25,7 +25,7 @@ from tcpkmon.formats.base.files import file_or_stdout
 from tcpkmon.formats.base.reader import Reader
 from tcpkmon.formats.base.text import address_of, endpoint
 from tcpkmon.formats.export import bblog
-from tcpkmon.formats.packets import (
+from tcpkmon.formats.packets.blocks import (
     IN,
     OUT,
     RAW_IP,
