@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.base.installing import how_to_install
+from tcpkmon.formats.base.installing import needed
 
 KEY_BYTES = 32
 SPECIAL_4 = ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "255.255.255.255/32")
@@ -32,13 +31,8 @@ _AT_ONCE = 1 << 12
 
 def encryptor(key: bytes) -> Any:
     """AES with this key, a block at a time. UsageError where `cryptography` is not installed."""
-    try:
+    with needed("tcpkmon anonymise needs cryptography, which", "cryptography"):
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-    except ImportError as error:
-        raise UsageError(
-            "tcpkmon anonymise needs cryptography, which is not installed",
-            how_to_install("cryptography"),
-        ) from error
     return Cipher(algorithms.AES(key), modes.ECB()).encryptor()
 
 

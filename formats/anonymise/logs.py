@@ -13,7 +13,7 @@ import numpy as np
 
 from tcpkmon.formats.anonymise.kinds import ADDRESS_TEXT, KEEP, PORT_PAIR, kind_of
 from tcpkmon.formats.anonymise.rows import Place, Rows
-from tcpkmon.formats.anonymise.settings import LeftOut, host_of, schema_text, settings_of
+from tcpkmon.formats.anonymise.settings import LeftOut, header_of, only
 from tcpkmon.formats.anonymise.who import Who
 from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.base.files import open_plain
@@ -37,13 +37,14 @@ _HEADER = (
 )  # fmt: skip
 _EVENT = ("number", "name", "size", "fields")
 _FIELD = ("name", "kind", "signed", "offset", "length", "type", "network", "none")
-_CLOCK = ("mono_ns", "realtime_ns", "uncertainty_ns")
 
 
 def anonymise_log(path: Path, to: IO[bytes], who: Who, left_out: LeftOut) -> None:
     """Write the new log. The old one is sound, or ends within a dump, which is left out."""
     with LogReader(path) as reader, open_plain(path) as plain:
-        header = log_header(reader.header, who, left_out)
+        header = header_of(reader.header, _HEADER, _EVENT, who, left_out)
+        for event in header["events"]:
+            event["fields"] = [only(one, _FIELD) for one in event["fields"]]
         preamble = encode_preamble(header)
         order = reader.format.order
         crc = zlib.crc32(preamble[PREAMBLE.size :])
@@ -61,31 +62,6 @@ def anonymise_log(path: Path, to: IO[bytes], who: Who, left_out: LeftOut) -> Non
         dumps.finish()
         if reader.walked.end < reader.walked.size:
             left_out.repaired.append(f"{path.name}: the end, which is no whole dump")
-
-
-def log_header(old: Mapping[str, Any], who: Who, left_out: LeftOut) -> dict[str, Any]:
-    """The header of the new log."""
-    for key in old:
-        if key not in _HEADER:
-            left_out.key(key)
-    made = {key: old[key] for key in _HEADER if key in old}
-    made["host"] = host_of(who, old.get("host"))
-    made["kernel"] = who.text("kernel", str(old.get("kernel", "")))
-    made["tcpkmon"] = str(old.get("tcpkmon", ""))[:40]
-    made["schema"] = schema_text(who, old.get("schema"))
-    clock = old.get("clock")
-    made["clock"] = _only(clock, _CLOCK) if isinstance(clock, dict) else None
-    made["events"] = [
-        _only(event, _EVENT) | {"fields": [_only(one, _FIELD) for one in event["fields"]]}
-        for event in old["events"]
-    ]  # fmt: skip
-    settings = old.get("settings")
-    made["settings"] = settings_of(settings if isinstance(settings, dict) else {}, who, left_out)
-    return made
-
-
-def _only(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {key: values[key] for key in names if key in values}
 
 
 class _Rows(Rows):

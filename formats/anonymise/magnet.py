@@ -10,7 +10,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.anonymise.settings import LeftOut, host_of, schema_text, settings_of
+from tcpkmon.formats.anonymise.settings import LeftOut, header_of, only
 from tcpkmon.formats.anonymise.who import Who
 from tcpkmon.formats.klogger.table import NUMBERS
 from tcpkmon.formats.magnet.control import Block, encode, encode_header
@@ -23,7 +23,6 @@ _HEADER = (
     "tcpkmon", "cpus", "settings", "schema",
 )  # fmt: skip
 _EVENT = ("code", "name", "data")
-_CLOCK = ("mono_ns", "realtime_ns", "uncertainty_ns")
 _COMMON = ("sockid", "timestamp", "event", "size")
 _ENTRY = {
     "CHECK": (),
@@ -45,7 +44,8 @@ _ALL = ("kind", "time_ns", "number", "records", "block", "sums")
 def anonymise_magnet(path: Path, to: IO[bytes], who: Who, left_out: LeftOut) -> None:
     """Write the new file. The old one is sound, or ends within an entry, which is left out."""
     with MagnetFile(path) as file:
-        to.write(encode_header(_header(file.header, who, left_out), file.layout))
+        header = header_of(file.header, _HEADER, _EVENT, who, left_out)
+        to.write(encode_header(header, file.layout))
         if file.cut_bytes:
             left_out.repaired.append(f"{path.name}: the last record, which is cut short")
         block, kinds = Block(file.layout.size), file.data_kinds()
@@ -60,33 +60,10 @@ def anonymise_magnet(path: Path, to: IO[bytes], who: Who, left_out: LeftOut) -> 
             block = Block(file.layout.size)
 
 
-def _header(old: Mapping[str, Any], who: Who, left_out: LeftOut) -> dict[str, Any]:
-    for key in old:
-        if key not in _HEADER:
-            left_out.key(key)
-    made = {key: old[key] for key in _HEADER if key in old}
-    clock = old.get("clock")
-    made["clock"] = {
-        key: clock[key] for key in _CLOCK if isinstance(clock, dict) and key in clock
-    }
-    made["events"] = [{key: one[key] for key in _EVENT if key in one} for one in old["events"]]
-    settings = old.get("settings")
-    made["settings"] = settings_of(settings if isinstance(settings, dict) else {}, who, left_out)
-    for name, value in (
-        ("host", host_of(who, old.get("host"))),
-        ("kernel", who.text("kernel", str(old.get("kernel", "")))),
-        ("tcpkmon", str(old.get("tcpkmon", ""))[:40]),
-        ("schema", schema_text(who, old.get("schema"))),
-    ):
-        if name in old:
-            made[name] = value
-    return made
-
-
 def _entry(values: Mapping[str, Any], left_out: LeftOut) -> dict[str, Any]:
     """What a control entry of a known kind has; of another one, what all have."""
     kind = values["kind"]
-    made = {name: values[name] for name in (*_ALL, *_ENTRY.get(kind, ())) if name in values}
+    made = only(values, (*_ALL, *_ENTRY.get(kind, ())))
     for name in ("change", "trigger", "unseen"):
         if isinstance(told := made.get(name), dict):
             made[name] = {key: told[key] for key in _TOLD if type(told.get(key)) is int}

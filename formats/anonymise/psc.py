@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,15 +78,10 @@ def _header(capture: Capture, who: Who, left_out: LeftOut) -> Header:
             extras[kind] = [b"".join(old.extras[kind])]
         elif kind != KIND_SETTINGS:
             left_out.key(f"{kind:#x}")
-    settings = settings_of(_settings(capture), who, left_out)
+    settings = settings_of(capture.settings, who, left_out)
     extras[KIND_SETTINGS] = text_data(json.dumps(settings, ensure_ascii=False))
     return Header(old.mods, old.version, old.entry_size, old.columns, old.endian, old.mclsize,
                   extras, old.has_checksum)  # fmt: skip
-
-
-def _settings(capture: Capture) -> dict[str, Any]:
-    found = capture.settings
-    return dict(found) if isinstance(found, dict) else {}
 
 
 class _Writer:

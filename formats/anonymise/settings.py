@@ -7,7 +7,7 @@ Only what is known is copied: a key that this version does not know is left out,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from tcpkmon.formats.anonymise.who import Who
 from tcpkmon.formats.base.segments import parse_name
 from tcpkmon.formats.schema import comment_lines, split_doc
 
+_CLOCK = ("mono_ns", "realtime_ns", "uncertainty_ns")
 NAME = "anonymised"
 """Of the setting that says so."""
 _WORD = re.compile(r"[\w.,:;+*=<>()\[\]%# -]{0,400}", re.ASCII)
@@ -66,6 +67,32 @@ def settings_of(found: Mapping[str, Any], who: Who, left_out: LeftOut) -> dict[s
         before, list) else set()  # fmt: skip
     made[NAME] = {"replaced": sorted(who.replaced | listed), "left_out": sorted(left_out.names)}
     return made
+
+
+def header_of(
+    old: Mapping[str, Any], known: Sequence[str], event: Sequence[str], who: Who, left_out: LeftOut
+) -> dict[str, Any]:
+    """The header of a log or a MAGNeT file. known, event: the keys that it and its events keep."""
+    for key in old:
+        if key not in known:
+            left_out.key(key)
+    clock, settings = old.get("clock"), old.get("settings")
+    replaced = {
+        "host": host_of(who, old.get("host")),
+        "kernel": who.text("kernel", str(old.get("kernel", ""))),
+        "tcpkmon": str(old.get("tcpkmon", ""))[:40],
+        "schema": schema_text(who, old.get("schema")),
+    }
+    return only(old, known) | only(replaced, list(old)) | {
+        "clock": only(clock, _CLOCK) if isinstance(clock, dict) else None,
+        "events": [only(one, event) for one in old["events"]],
+        "settings": settings_of(settings if isinstance(settings, dict) else {}, who, left_out),
+    }  # fmt: skip
+
+
+def only(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """What has one of these names, in their order."""
+    return {name: values[name] for name in names if name in values}
 
 
 def host_of(who: Who, name: object) -> str:
@@ -201,10 +228,6 @@ def _networks(who: Who, value: Any) -> Any:
     return who.network(value) if isinstance(value, str) else _list(_networks)(who, value)
 
 
-def _names(who: Who, value: Any) -> Any:
-    return segment_name(who, value)
-
-
 def _kernel_version(who: Who, value: Any) -> Any:
     return who.text("kernel", value) if isinstance(value, str) else None
 
@@ -241,7 +264,7 @@ _RULES: dict[str, Callable[[Who, Any], Any]] = {
     "segment": _table(
         capture=_same, number=_same, states=_numbers,
         previous=lambda who, value: None if value is None else _table(
-            name=_names, last_seq=_same, entries=_same, checkpoints=_same, serials=_numbers,
+            name=segment_name, last_seq=_same, entries=_same, checkpoints=_same, serials=_numbers,
             lost=_numbers, skipped=_same, evicted=_same)(who, value),
     ),
     "recorder": _table(

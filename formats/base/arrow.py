@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tcpkmon.formats.base.errors import DamagedError, UsageError
-from tcpkmon.formats.base.installing import how_to_install
+from tcpkmon.formats.base.errors import DamagedError
+from tcpkmon.formats.base.installing import needed
 
 
 def import_pyarrow(wanted_by: str = "") -> Any:
     """The module pyarrow; UsageError if it is not installed."""
-    try:
+    with needed(f"{wanted_by} needs pyarrow, which" if wanted_by else "pyarrow", "pyarrow"):
         import pyarrow
         import pyarrow.compute
-    except ImportError as error:
-        what = f"{wanted_by} needs pyarrow, which" if wanted_by else "pyarrow"
-        raise UsageError(f"{what} is not installed", how_to_install("pyarrow")) from error
     return pyarrow
 
 

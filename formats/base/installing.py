@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from tcpkmon.formats.base.errors import UsageError
 
 _DEBIAN = "/usr/lib/tcpkmon"
 """The environment of the Debian package: see scripts/debian."""
@@ -22,3 +26,12 @@ def how_to_install(package: str) -> str:
     if (Path(__file__).resolve().parents[2] / "scripts/setup").is_file():
         return "sudo scripts/setup installs it"
     return f"{sys.prefix}/bin/pip install {package}"
+
+
+@contextmanager
+def needed(what: str, package: str) -> Iterator[None]:
+    """Of an import that fails in the `with` it says in a UsageError: `what` is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(f"{what} is not installed", how_to_install(package)) from error

@@ -8,23 +8,18 @@ from pathlib import Path
 import click
 
 from tcpkmon.formats.base.cli import say
-
-
-def _kinds(text: str) -> list[str]:
-    return [one.strip() for one in text.split(",") if one.strip()]
+from tcpkmon.formats.commands.shared import PATH, output_option, split_names
 
 
 @click.command("anonymise")
-@click.argument("file", metavar="FILE", type=click.Path(readable=False, path_type=Path))
-@click.option("-o", "--output", metavar="OUT", required=True,
-              type=click.Path(readable=False, path_type=Path),
-              help="The file or folder to write; it must not be there yet.")
+@click.argument("file", metavar="FILE", type=PATH)
+@output_option("The file or folder to write; it must not be there yet.", required=True)
 @click.option("--keep", metavar="KIND,...", default="",
               help="Do not replace these: addresses, hosts, names, users, cgroups, devices, "
                    "commands, paths, notes, texts.")
 @click.option("--also", metavar="KIND,...", default="",
               help="Replace these too: ports, special (loopback, link-local, multicast), kernel.")
-@click.option("--key", metavar="KEY", type=click.Path(readable=False, path_type=Path),
+@click.option("--key", metavar="KEY", type=PATH,
               help="A file of 32 random bytes: the same key replaces the same by the same, in "
                    "several captures. Keep it secret. Default: a random one, which is forgotten.")
 def command(file: Path, output: Path, keep: str, also: str, key: Path | None) -> int:
@@ -41,7 +36,7 @@ def command(file: Path, output: Path, keep: str, also: str, key: Path | None) ->
     """
     from tcpkmon.formats.anonymise import ALWAYS_KEPT, KINDS, Who, anonymise, choose, read_key
 
-    replaced = choose(_kinds(keep), _kinds(also))
+    replaced = choose(split_names(keep), split_names(also))
     done = anonymise(file, output, Who(read_key(key), replaced))
     kept = [kind for kind in KINDS if kind not in replaced]
     say(f"tcpkmon anonymise: replaced: {', '.join(kind for kind in KINDS if kind in replaced)}")

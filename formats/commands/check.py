@@ -12,6 +12,7 @@ from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.errors import DamagedError, FileError, UsageError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.files import create_file
+from tcpkmon.formats.commands.shared import PATH
 
 FAILED = 6
 _ENDINGS = (".pm", ".pm.zst", ".pm.parquet", ".klog")
@@ -23,7 +24,7 @@ _ENDINGS = (".pm", ".pm.zst", ".pm.parquet", ".klog")
 @click.option("--unproven-ok", is_flag=True,
               help="Take a capture too that does not prove that nothing is missing.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON: an object with `files`.")
-@click.option("--junit", metavar="FILE", type=click.Path(readable=False, path_type=Path),
+@click.option("--junit", metavar="FILE", type=PATH,
               help="Also write JUnit XML to this file.")
 @click.option("--github", is_flag=True, help="Also print annotations for GitHub's workflows.")
 def command(

@@ -7,10 +7,9 @@ import dataclasses
 import datetime
 import io
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +18,13 @@ from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.files import create_file
 from tcpkmon.formats.commands.proof import exit_code
+from tcpkmon.formats.commands.shared import (
+    PATH,
+    files_argument,
+    make_console,
+    make_table,
+    output_option,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,8 +37,7 @@ _NONE = "n/a"
 
 
 @click.command("condense")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(readable=False, path_type=Path))
+@files_argument
 @click.option("--classes", default="10,1000", show_default=True, metavar="MS,MS",
               help="CPU time of a process, in ms, from which it is Medium, and Heavy.")
 @click.option("--by-user", is_flag=True,
@@ -44,11 +49,11 @@ _NONE = "n/a"
 @click.option("--without-collector", is_flag=True,
               help="Leave out the collector's own disk requests, page faults and process.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON: all figures, times in seconds.")
-@click.option("--html", type=click.Path(readable=False, path_type=Path), metavar="FILE",
+@click.option("--html", type=PATH, metavar="FILE",
               help="Write the report as a page of HTML.")
 @click.option("--force", is_flag=True, help="Let --html and -o replace a file.")
-@click.option("-o", "--output", type=click.Path(readable=False, path_type=Path), metavar="FILE",
-              help="Draw CPU, disk, page faults and response times over time (.png, .svg, .pdf).")
+@output_option("Draw CPU, disk, page faults and response times over time (.png, .svg, .pdf).",
+               "FILE")
 def command(
     files: tuple[Path, ...],
     classes: str,
@@ -82,9 +87,11 @@ def command(
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(report), indent=2))
     elif html is None:
-        _print(report, _console(sys.stdout))
+        _print(report, make_console(_WIDTH))
     if html is not None:
-        page = _console(io.StringIO(), record=True)
+        from rich.console import Console
+
+        page = Console(file=io.StringIO(), markup=False, highlight=False, width=_WIDTH, record=True)
         _print(report, page)
         with create_file(html, force=force) as out:
             out.write(page.export_html().encode())
@@ -101,13 +108,6 @@ def _parse_limits(text: str) -> tuple[float, float]:
     if not 0 < light <= heavy < float("inf"):
         raise UsageError(f"--classes {text}: not two times", "write 10,1000: ms, ascending")
     return light, heavy
-
-
-def _console(file: Any, record: bool = False) -> Console:
-    from rich.console import Console
-
-    width = None if file is sys.stdout and sys.stdout.isatty() else _WIDTH
-    return Console(file=file, markup=False, highlight=False, width=width, record=record)
 
 
 def _print(report: Condensed, console: Console) -> None:
@@ -183,12 +183,7 @@ _SPREAD = (("   median", "p50"), ("   95 %", "p95"), ("   largest", "most"))
 
 
 def _table(*columns: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
-    return table
+    return make_table(columns, left=columns[0])
 
 
 def _list_groups(title: str, groups: Sequence[Group]) -> Table:

@@ -16,6 +16,7 @@ from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.ports import find_missing, match_ports, parse_connection
 from tcpkmon.formats.commands.choosing import ports_option
 from tcpkmon.formats.commands.connections import report
+from tcpkmon.formats.commands.shared import PATH
 
 if TYPE_CHECKING:
     from tcpkmon.formats.analysis.conform import Verdicts
@@ -26,8 +27,7 @@ _HEAD = ("kept", "broken", "cannot tell")
 
 
 @click.command("conform")
-@click.argument("files", metavar="FILE...", nargs=-1, type=click.Path(readable=False,
-                                                                      path_type=Path))
+@click.argument("files", metavar="FILE...", nargs=-1, type=PATH)
 @ports_option
 @click.option("--rules", is_flag=True,
               help="List the rules, each with its sentence and what Linux does otherwise.")

@@ -14,6 +14,7 @@ from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.reader import complaints_of
 from tcpkmon.formats.commands.choosing import Chooser, choosing_options
 from tcpkmon.formats.commands.proof import exit_code
+from tcpkmon.formats.commands.shared import files_argument, form_option, output_option, split_names
 
 if TYPE_CHECKING:
     from tcpkmon.formats.commands.proof import Known
@@ -29,8 +30,7 @@ _WHOLE = ("token", "peer_token", "laddr", "lport", "raddr", "rport", "role", "su
 
 
 @click.command("connections")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(readable=False, path_type=Path))
+@files_argument
 @choosing_options
 @click.option("--sort", metavar="COL", default="",
               help="Sort by this column; -COL: the largest first. Default: as they were seen.")
@@ -38,10 +38,8 @@ _WHOLE = ("token", "peer_token", "laddr", "lport", "raddr", "rport", "role", "su
               help="Only these columns; all: every one (default for files); help: list them.")
 @click.option("--names", type=click.Choice(["tcptrace", "tstat"]),
               help="Name the columns as tcptrace -l or Tstat do, where those have them.")
-@click.option("--format", "form", type=click.Choice(["table", "csv", "json", "parquet", "arrow"]),
-              help="Default: that of the ending of OUT, else table.")
-@click.option("-o", "--output", metavar="OUT", type=click.Path(readable=False, path_type=Path),
-              help="Write to this file.")
+@form_option
+@output_option("Write to this file.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 @click.option("--mptcp", is_flag=True,
               help="In their place the MPTCP connections above them, a row each.")
@@ -76,7 +74,7 @@ def command(
     chosen.check()
     if mptcp:
         table = wholes(table)
-    wanted = [name.strip() for name in (columns or "").split(",") if name.strip()]
+    wanted = split_names(columns or "")
     if not wanted and form == "table" and output is None:
         shown = _WHOLE if mptcp else ("file", *_SHOWN[:5], *_IF_TOLD[1:], *_SHOWN[5:])
         wanted = [name for name in shown if name in table and _is_told(name, table)]

@@ -12,21 +12,19 @@ import click
 from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.commands.choosing import Chooser, choosing_options
+from tcpkmon.formats.commands.shared import PATH, output_option, parse_span, refuse_input
 
 if TYPE_CHECKING:
     from tcpkmon.formats.klogger.clock import Moment
     from tcpkmon.formats.psc.reader import Capture
 
-_HOW = "give 2026-01-31T12:00:00 (UTC), or CLOCK_MONOTONIC in ns"
-
 
 @click.command("cut")
-@click.argument("file", metavar="FILE", type=click.Path(readable=False, path_type=Path))
+@click.argument("file", metavar="FILE", type=PATH)
 @click.option("--since", metavar="TIME", help="Only records of this time or later.")
 @click.option("--until", metavar="TIME", help="Only records of this time or earlier.")
 @choosing_options
-@click.option("-o", "--output", metavar="OUT", required=True,
-              type=click.Path(readable=False, path_type=Path), help="The file to write.")
+@output_option("The file to write.", required=True)
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def command(
     file: Path,
@@ -45,17 +43,15 @@ def command(
     CLOCK_MONOTONIC in ns. FILE must add up, see tcpkmon verify. Exit code 3: FILE has losses, or
     its end is unknown; so has OUT.
     """
-    from tcpkmon.formats.klogger.clock import parse_time
     from tcpkmon.formats.psc.reader import Capture
     from tcpkmon.formats.registry import kind_of
     from tcpkmon.formats.verify import cut_file
 
     if not (since or until or ports or where):
         raise UsageError("nothing to cut by", "give --since, --until, -p or --where")
-    if output.exists() and file.exists() and output.samefile(file):
-        raise UsageError(f"-o {output} is the capture itself", "choose another name")
+    refuse_input(output, [file])
     chosen = Chooser("cut", (file,), ports, where)
-    first, last = (parse_time(text, "mono", _HOW) if text else None for text in (since, until))
+    first, last = parse_span(since, until)
     if kind_of(file) == "psc" and file.is_dir():
         file = _segment(file, first, last)
     if kind_of(file) != "psc":

@@ -10,6 +10,7 @@ import click
 from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.errors import Errors, LossError, UsageError
 from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.commands.shared import files_argument, form_option, output_option
 
 
 @click.group("dataset")
@@ -22,8 +23,7 @@ def command() -> None:
 
 @command.command("add")
 @click.argument("place", metavar="DIR")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(readable=False, path_type=Path))
+@files_argument
 @click.option("--tables", metavar="NAME,...",
               help="Default: connections,intervals,requests,latency,ledger; also: snapshots.")
 def add_command(place: str, files: tuple[Path, ...], tables: str | None) -> None:
@@ -90,10 +90,8 @@ def drop_command(place: str, before: str) -> None:
 @click.option("--sql", default="", metavar="DIALECT",
               help="Print the question in this SQL (trino, clickhouse, ...), over tables of the "
               "dataset's names.")
-@click.option("--format", "form", type=click.Choice(["table", "csv", "json", "parquet", "arrow"]),
-              help="Default: that of the ending of OUT, else table.")
-@click.option("-o", "--output", metavar="OUT", type=click.Path(readable=False, path_type=Path),
-              help="Write to this file.")
+@form_option
+@output_option("Write to this file.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def query_command(
     name: str, place: str | None, engine: str, day: str, against: str, connection: str, that: str,

@@ -5,32 +5,28 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from tcpkmon.formats.base.cli import CLOCKS, say
-from tcpkmon.formats.base.errors import DamagedError, LossError, UsageError
+from tcpkmon.formats.base.cli import CLOCKS
+from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.files import already_there
-from tcpkmon.formats.commands.proof import contradicted
-
-if TYPE_CHECKING:
-    from tcpkmon.formats.klogger.source import Source
+from tcpkmon.formats.commands.proof import contradicted, tell_missing
+from tcpkmon.formats.commands.shared import files_argument, output_option, refuse_input
 
 FORMATS = ("perl", "json", "csv", "spreadsheet", "parquet")
 
 
 @click.command("decode")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(readable=False, path_type=Path))
+@files_argument
 @click.option("--format", "form", type=click.Choice(FORMATS), default="perl", show_default=True,
               help="An array of Perl hashes, JSON lines, one CSV table (spreadsheet: one in which "
               "no text is a formula), or a Parquet file for each event.")
 @click.option("--merge", is_flag=True,
               help="Put the logs of several CPUs in time order, instead of one after the other.")
-@click.option("-o", "--output", metavar="FILE", type=click.Path(readable=False, path_type=Path),
-              help="Write FILE, or for parquet into the folder FILE (one event: into "
-              "FILE.parquet).")
+@output_option("Write FILE, or for parquet into the folder FILE (one event: into FILE.parquet).",
+               "FILE")
 @click.option("--force", is_flag=True, help="Let -o overwrite files.")
 @click.option("--event", "names", metavar="NAME,...", multiple=True,
               help="Only these events; more with more --event.")
@@ -70,7 +66,7 @@ def command(files: tuple[Path, ...], **asked: Any) -> int:
         logs = Logs(readers, choice, clock, asked["merge"])
         _check_output(files, asked["output"], asked["form"])
         FORMS[asked["form"]](logs, asked["output"], asked["force"])
-        code = max(_report(reader) for reader in readers)
+        code = max(tell_missing("tcpkmon decode", reader) for reader in readers)
     return code or contradicted("tcpkmon decode", files)
 
 
@@ -79,21 +75,6 @@ def _check_output(files: tuple[Path, ...], output: Path | None, form: str) -> No
         if form == "parquet":
             raise UsageError("parquet needs -o", "name a folder; it gets a file for each event")
         return
-    for path in files:
-        if output.exists() and output.samefile(path):
-            raise UsageError(f"-o {output} is a log to be read", "choose another name")
+    refuse_input(output, files, what="a log to be read")
     if output.is_symlink() and form != "parquet":
         raise already_there(output)
-
-
-def _report(reader: Source) -> int:
-    """Report what is missing from a log that was read to its end; returns its exit code."""
-    losses = reader.losses.describe()
-    for text in (*reader.problems[:10], losses, reader.tail):
-        if text:
-            say(f"tcpkmon decode: {reader.path}: {text}")
-    if len(reader.problems) > 10:
-        say(f"tcpkmon decode: {reader.path}: and more damage")
-    if reader.problems:
-        return DamagedError.exit_code
-    return LossError.exit_code if losses or reader.tail else 0

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tcpkmon.formats.base.cli import say, use_colours
+from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.errors import Errors, FileError, LossError, UsageError
 from tcpkmon.formats.base.files import already_there
+from tcpkmon.formats.commands.shared import make_console, output_option
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from tcpkmon.formats.analysis.diff import Report
-
-_WIDTH = 110
 
 
 @click.command("diff")
@@ -39,8 +36,7 @@ _WIDTH = 110
 @click.option("--unproven-ok", is_flag=True,
               help="Compare captures too that do not prove that nothing is missing.")
 @click.option("--json", "as_json", is_flag=True, help="All of it as JSON.")
-@click.option("-o", "--output", metavar="FILE", type=click.Path(readable=False, path_type=Path),
-              help="Draw the distributions and the courses over time (.png, .svg, .pdf).")
+@output_option("Draw the distributions and the courses over time (.png, .svg, .pdf).", "FILE")
 @click.option("--force", is_flag=True, help="Let -o replace a file.")
 def command(
     sides: tuple[str, ...],
@@ -97,7 +93,7 @@ def command(
     if as_json:
         click.echo(json.dumps(diff.as_json(report) | {"exit_code": code}, indent=2))
     else:
-        diff.print_diff(report, _console())
+        diff.print_diff(report, make_console())
     return code
 
 
@@ -127,12 +123,3 @@ def _code(report: Report) -> int:
     if True in judged:
         return LossError.exit_code
     return UsageError.exit_code if None in judged else 0
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False, no_color=not use_colours())
-    if not console.is_terminal:
-        console.width = _WIDTH
-    return console

@@ -11,15 +11,14 @@ from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reader import complaints_of
 from tcpkmon.formats.commands.proof import exit_code
+from tcpkmon.formats.commands.shared import files_argument, output_option, refuse_input, split_names
 from tcpkmon.formats.export.forms import ENDINGS, FORMS, TABLES, WHOLE
 
 
 @click.command("export")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(readable=False, path_type=Path))
-@click.option("-o", "--output", metavar="OUT", type=click.Path(readable=False, path_type=Path),
-              help="The file to write; stdout without it (not for tables, which are parquet and "
-              "arrow). For tables of a Klogger log, a folder that gets a file for each event.")
+@files_argument
+@output_option("The file to write; stdout without it (not for tables, which are parquet and "
+               "arrow). For tables of a Klogger log, a folder that gets a file for each event.")
 @click.option("--format", "form", type=click.Choice([*FORMS, *WHOLE]),
               help="The format; by default that of the ending of OUT, else csv. spreadsheet is CSV "
               "in which text that a spreadsheet program takes for a formula begins with '. perl is "
@@ -58,7 +57,7 @@ def command(
         if output is None:
             raise UsageError(f"{form} needs -o", "name a file")
         import_pyarrow()
-    names = [n.strip() for n in columns.split(",") if n.strip()] if columns is not None else None
+    names = split_names(columns) if columns is not None else None
     if names is not None and not names:
         raise UsageError("--columns names none", "tcpkmon columns lists them")
     file = files[0]
@@ -67,8 +66,7 @@ def command(
             f"{form} has columns and an order of its own", "leave out --columns and --sort"
         )
     with tcpkmon.open(*files) as reader:
-        if output is not None and output.exists() and any(map(output.samefile, files)):
-            raise UsageError(f"-o {output} is the capture itself", "choose another name")
+        refuse_input(output, files)
         if form in WHOLE:
             WHOLE[form](reader, output, force)
         else:

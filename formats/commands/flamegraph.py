@@ -10,11 +10,11 @@ import click
 
 from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.commands.proof import exit_code
+from tcpkmon.formats.commands.shared import PATH
 
 
 @click.command("flamegraph")
-@click.argument("logs", metavar="LOG...", nargs=-1, required=True,
-                type=click.Path(readable=False, path_type=Path))
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=PATH)
 @click.option("--idle", is_flag=True, help="Count idle CPUs too.")
 @click.option("--shares", is_flag=True, help="Print the share of each state instead: user, nice, "
               "system, idle, skipped.")

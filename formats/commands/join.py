@@ -15,6 +15,7 @@ from tcpkmon.formats.base.errors import DamagedError, UsageError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.files import create_file
 from tcpkmon.formats.commands.connections import report
+from tcpkmon.formats.commands.shared import PATH, files_argument, output_option
 
 if TYPE_CHECKING:
     from tcpkmon.formats.analysis.beside import Join, Joined
@@ -23,12 +24,10 @@ _TABLES = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".csv"
 
 
 @click.command("join")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(readable=False, path_type=Path))
-@click.argument("packets", metavar="PACKETS", type=click.Path(readable=False, path_type=Path))
-@click.option("-o", "--output", metavar="OUT", type=click.Path(readable=False, path_type=Path),
-              help="The pcapng file to write: the packets, with the states as comments.")
-@click.option("--table", metavar="OUT", type=click.Path(readable=False, path_type=Path),
+@files_argument
+@click.argument("packets", metavar="PACKETS", type=PATH)
+@output_option("The pcapng file to write: the packets, with the states as comments.")
+@click.option("--table", metavar="OUT", type=PATH,
               help="Also, or only, write a table with the states: .parquet, .arrow or .csv.")
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 def command(
@@ -46,7 +45,7 @@ def command(
     """
     from tcpkmon.formats.analysis.beside import Join
     from tcpkmon.formats.analysis.why import Source
-    from tcpkmon.formats.packets import PacketFile
+    from tcpkmon.formats.packets.reading import PacketFile
 
     _check(files, packets, output, table)
     with PacketFile(packets) as capture, Source(*files) as source:

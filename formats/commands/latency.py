@@ -9,27 +9,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tcpkmon.formats.base.cli import say, use_colours
+from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.base.files import already_there
 from tcpkmon.formats.base.ports import find_missing, parse_connection
 from tcpkmon.formats.commands.choosing import ports_option
 from tcpkmon.formats.commands.proof import exit_code
+from tcpkmon.formats.commands.shared import PATH, files_argument, make_console, refuse_input
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from tcpkmon.formats.analysis.latency import Latency, Summary
 
-_WIDTH = 110
 _TABLE = ".parquet"
 
 
 @click.command("latency")
-@click.argument(
-    "files", metavar="FILE...", nargs=-1, required=True,
-    type=click.Path(readable=False, path_type=Path),
-)
+@files_argument
 @ports_option
 @click.option(
     "--most",
@@ -54,7 +48,7 @@ _TABLE = ".parquet"
     "outputs",
     multiple=True,
     metavar="FILE",
-    type=click.Path(readable=False, path_type=Path),
+    type=PATH,
     help="Draw a picture (.png, .svg, .pdf), or write a row for each byte range "
     "(.parquet). Also several.",
 )
@@ -102,7 +96,7 @@ def command(
     else:
         from tcpkmon.formats.analysis.latency import print_latency
 
-        print_latency(report, _console(), most)
+        print_latency(report, make_console(), most)
     for text in problems:
         say(f"tcpkmon latency: {text}")
     return code
@@ -114,10 +108,7 @@ def _check(files: tuple[Path, ...], outputs: tuple[Path, ...], force: bool) -> P
     if len(tables) > 1:
         raise UsageError(f"-o {tables[1]}: there is one table already", "name one .parquet file")
     for path in outputs:
-        if path.exists() and any(path.samefile(file) for file in files if file.exists()):
-            raise UsageError(f"-o {path} is a log to be read", "choose another name")
-        if path.exists() and not force:
-            raise already_there(path)
+        refuse_input(path, files, force, "a log to be read")
         if path not in tables:
             from tcpkmon.formats.drawing import check_output
 
@@ -134,12 +125,3 @@ def _measure(latency: Latency, summary: Summary, table: Path | None, force: bool
     from tcpkmon.formats.export.forms import FORMS
 
     FORMS["parquet"](Ranges(latency, summary.add), table, force)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False, no_color=not use_colours())
-    if not console.is_terminal:
-        console.width = _WIDTH
-    return console

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import click
 
-from tcpkmon.formats.base.cli import CLOCKS, say
-from tcpkmon.formats.base.errors import DamagedError, FileError, LossError, UsageError
-from tcpkmon.formats.commands.proof import contradicted
-
-_MOST_SHOWN = 10
+from tcpkmon.formats.base.cli import CLOCKS
+from tcpkmon.formats.base.errors import FileError, UsageError
+from tcpkmon.formats.commands.proof import contradicted, tell_missing
+from tcpkmon.formats.commands.shared import PATH
 
 
 @click.command("magnet-parse")
-@click.argument("file", type=click.Path(readable=False, path_type=Path))
+@click.argument("file", type=PATH)
 @click.option("--time", "clock", type=click.Choice(CLOCKS), default="mono", show_default=True,
               help="How timestamps are written: as they are in the file, ns of CLOCK_MONOTONIC in "
               "those of tcpkmon; in seconds since 1970, as UTC, in seconds since the start.")
@@ -78,16 +77,8 @@ def command(
         out = sys.stdout.buffer
         logs.write_style(TabStyle(clock, NATIVE[reader.file.layout.data]), out)
         out.flush()
-        for problem in reader.problems[:_MOST_SHOWN]:
-            say(f"tcpkmon magnet-parse: {file}: {problem}")
-        for text in (reader.losses.describe(), reader.tail):
-            if text:
-                say(f"tcpkmon magnet-parse: {file}: {text}")
-        if reader.problems:
-            return DamagedError.exit_code
-        if reader.losses.lost or reader.tail:
-            return LossError.exit_code
-    return contradicted("tcpkmon magnet-parse", [file]) if layout is None else 0
+        code = tell_missing("tcpkmon magnet-parse", reader)
+    return code or (contradicted("tcpkmon magnet-parse", [file]) if layout is None else 0)
 
 
 def _parse(text: str) -> tuple[int, str]:

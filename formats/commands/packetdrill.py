@@ -10,17 +10,16 @@ import click
 from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
-from tcpkmon.formats.base.files import create_file
+from tcpkmon.formats.base.files import file_or_stdout
 from tcpkmon.formats.commands.connections import report
+from tcpkmon.formats.commands.shared import files_argument, output_option, parse_span
 
-_HOW = "give 2026-01-31T12:00:00 (UTC), or CLOCK_MONOTONIC in ns"
 _BEFORE_NS, _BEHIND_NS = 500_000_000, 1_000_000_000
 _MOST_TOLERANCE_MS = 60_000.0
 
 
 @click.command("packetdrill")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(readable=False, path_type=Path))
+@files_argument
 @click.option("-p", "--connection", metavar="LPORT.RPORT", required=True,
               help="The connection: its local and remote port. Of a capture of both ends, the one "
                    "with this local port is played.")
@@ -33,8 +32,7 @@ _MOST_TOLERANCE_MS = 60_000.0
 @click.option("--tolerance", "tolerance_ms", metavar="MS", default=20.0, show_default=True,
               type=click.FloatRange(0, _MOST_TOLERANCE_MS),
               help="By how much a time may differ when the script is played.")
-@click.option("-o", "--output", metavar="OUT", type=click.Path(readable=False, path_type=Path),
-              help="The script to write. Default: stdout.")
+@output_option("The script to write. Default: stdout.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def command(
     files: tuple[Path, ...], connection: str, since: str | None, until: str | None,
@@ -50,16 +48,15 @@ def command(
     """
     from tcpkmon.formats.analysis.why import Source
     from tcpkmon.formats.export.packetdrill import Options, find_event, make_script, read_connection
-    from tcpkmon.formats.klogger.clock import parse_time
 
     if around and (since or until):
         raise UsageError("--around and --since or --until both choose a part", "give one of them")
-    first, last = (parse_time(text, "mono", _HOW) if text else None for text in (since, until))
+    span = parse_span(since, until)
     with Source(*files) as source:
         code = source.location_codes()
         found = read_connection(source, connection)
         ahead = source.about().get("ahead_ns", 0)
-        times = [None if one is None else one.ns - ahead * one.is_real for one in (first, last)]
+        times = [None if one is None else one.ns - ahead * one.is_real for one in span]
         if around:
             at = find_event(found, around, code)
             times = [at - _BEFORE_NS, at + _BEHIND_NS]
@@ -67,9 +64,6 @@ def command(
         result = report(source, "packetdrill", files)
     for note in notes:
         say(f"tcpkmon packetdrill: {for_terminal(note)}")
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        with create_file(output, force) as out:
-            out.write(text.encode())
+    with file_or_stdout(output, force) as out:
+        out.write(text.encode())
     return result

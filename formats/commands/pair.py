@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tcpkmon.formats.commands.connections import report
+from tcpkmon.formats.commands.shared import PATH, form_option, output_option
 
 if TYPE_CHECKING:
     from tcpkmon.formats.analysis.pairing import Pairing
@@ -20,14 +21,12 @@ _MOST = 4
 
 
 @click.command("pair")
-@click.argument("a", type=click.Path(readable=False, path_type=Path))
-@click.argument("b", type=click.Path(readable=False, path_type=Path))
+@click.argument("a", type=PATH)
+@click.argument("b", type=PATH)
 @click.option("--table", type=click.Choice(_TABLES),
               help="Write this table instead of sentences.")
-@click.option("--format", "form", type=click.Choice(["table", "csv", "json", "parquet", "arrow"]),
-              help="Default: that of the ending of OUT, else table.")
-@click.option("-o", "--output", metavar="OUT", type=click.Path(readable=False, path_type=Path),
-              help="Write the table (default: pairs) to this file.")
+@form_option
+@output_option("Write the table (default: pairs) to this file.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def command(
     a: Path, b: Path, table: str | None, form: str | None, output: Path | None, force: bool

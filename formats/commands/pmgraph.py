@@ -19,6 +19,7 @@ from tcpkmon.formats.base.errors import DamagedError, FileError, UsageError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.limits import MOST_LISTED
 from tcpkmon.formats.commands.proof import contradicted, exit_code
+from tcpkmon.formats.commands.shared import PATH, files_argument, output_option, refuse_input
 from tcpkmon.formats.pmgraph import options
 from tcpkmon.formats.pmgraph.options import PARAMETERS, Selection, parse_names, select
 
@@ -55,8 +56,7 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
     epilog="Exit status: 0 done, 1 failed, 2 wrong usage, 3 of a capture in many files: records "
     "are missing, or its end; 5 the file is damaged (what could be read was shown).",
 )
-@click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(readable=False, path_type=Path))
+@files_argument
 @_column_options
 @click.option("--show", "show", metavar="NAME,...", multiple=True, expose_value=False,
               callback=_choose, help="show these columns of the file")
@@ -77,8 +77,7 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("-M", "--maximum-memory", is_flag=True,
               help="print the most system memory used, in bytes")
 @click.option("-x", "--xgraph", is_flag=True, help="write xgraph files into the current directory")
-@click.option("-o", "--output", type=click.Path(readable=False, path_type=Path), metavar="FILE",
-              help="draw into FILE: .png, .svg or .pdf")
+@output_option("draw into FILE: .png, .svg or .pdf", "FILE")
 @click.option("--axis", type=click.Choice(["start", "clock"]), default="start", show_default=True,
               help="of several captures: each begins at 0, or they lie as the time of day says")
 @click.option("--zoom", metavar="FROM..TO",
@@ -87,7 +86,7 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
               help="draw the time-sequence graph: segments, ACKs, windows' edges, limits")
 @click.option("--around", metavar="EVENT", default="",
               help="with --sequence: draw the time around the first one: --around rto")
-@click.option("--xplot", type=click.Path(readable=False, path_type=Path), metavar="FILE",
+@click.option("--xplot", type=PATH, metavar="FILE",
               help="write the time-sequence graph into FILE for xplot, as tcptrace does")
 @click.option("--size", metavar="WIDTHxHEIGHT",
               help="of the picture of -o, in pixels: --size 1600x900")
@@ -165,9 +164,7 @@ def _check(files: Sequence[Path], asked: dict[str, Any]) -> None:
         from tcpkmon.formats.drawing import check_output
 
         check_output(asked["output"])
-        there = [file for file in files if file.exists()]
-        if asked["output"].exists() and any(map(asked["output"].samefile, there)):
-            raise UsageError(f"-o {asked['output']} is the file to be shown", "choose another name")
+        refuse_input(asked["output"], files, what="the file to be shown")
 
 
 def _show(capture: Capture, selection: Selection, asked: dict[str, Any]) -> None:

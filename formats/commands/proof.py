@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tcpkmon.formats.base.cli import say
+from tcpkmon.formats.base.errors import DamagedError, LossError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.reader import Told, exit_code_of
 from tcpkmon.formats.registry import format_of
 
 if TYPE_CHECKING:
+    from tcpkmon.formats.klogger.source import Source
     from tcpkmon.formats.verify import Report
 
     Known = Mapping[Path, Sequence[Report]]
+
+_MOST_SHOWN = 10
 
 
 def exit_code(name: str, read: Told, paths: Iterable[Path], known: Known | None = None) -> int:
@@ -47,3 +51,15 @@ def contradicted(
                 say(f"{name}: {verdict}; tcpkmon verify {for_terminal(str(path))} says more")
                 code = max(code, report.exit_code)
     return code
+
+
+def tell_missing(name: str, log: Source) -> int:
+    """Print what is missing from a log that was read to its end; returns the exit code."""
+    more = ["and more damage"] if len(log.problems) > _MOST_SHOWN else []
+    losses = log.losses.describe()
+    for text in (*log.problems[:_MOST_SHOWN], losses, log.tail, *more):
+        if text:
+            say(f"{name}: {log.path}: {text}")
+    if log.problems:
+        return DamagedError.exit_code
+    return LossError.exit_code if losses or log.tail else 0

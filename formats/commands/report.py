@@ -10,16 +10,15 @@ import click
 from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
-from tcpkmon.formats.base.files import already_there, create_file
+from tcpkmon.formats.base.files import create_file
 from tcpkmon.formats.base.reader import complaints_of
 from tcpkmon.formats.commands.proof import exit_code
+from tcpkmon.formats.commands.shared import files_argument, output_option, refuse_input
 
 
 @click.command("report")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(readable=False, path_type=Path))
-@click.option("-o", "--output", metavar="OUT", required=True,
-              type=click.Path(readable=False, path_type=Path), help="Write to this file.")
+@files_argument
+@output_option("Write to this file.", required=True)
 @click.option("-n", "most", type=click.IntRange(1, 100), default=10, show_default=True, metavar="N",
               help="Verdicts and graphs of the N connections with the most bytes.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
@@ -34,11 +33,7 @@ def command(files: tuple[Path, ...], output: Path, most: int, force: bool) -> in
     from tcpkmon.formats.registry import group, open_files
     from tcpkmon.formats.report import collect, make_page
 
-    if output.exists():
-        if any(output.samefile(file) for file in files if file.exists()):
-            raise UsageError(f"-o {output} is the capture itself", "choose another name")
-        if not force:
-            raise already_there(output)
+    refuse_input(output, files, force)
     if len(group(files)) > 1:
         raise UsageError("a report is of one capture", "write a file for each")
     with open_files(*files) as reader:

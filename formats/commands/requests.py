@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,15 @@ import click
 from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
-from tcpkmon.formats.base.files import already_there
 from tcpkmon.formats.commands.choosing import Chooser, ports_option, where_option
 from tcpkmon.formats.commands.connections import report
+from tcpkmon.formats.commands.shared import (
+    PATH,
+    files_argument,
+    make_console,
+    make_table,
+    refuse_input,
+)
 
 if TYPE_CHECKING:
     from tcpkmon.formats.analysis.why import Table
@@ -24,8 +29,7 @@ _TABLES = (".parquet", ".arrow", ".csv", ".json")
 
 
 @click.command("requests")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(readable=False, path_type=Path))
+@files_argument
 @ports_option
 @where_option("exchanges", "'lport == 443 and request.side == \"server\"'")
 @click.option("-n", "most", type=click.IntRange(0), default=10, show_default=True, metavar="N",
@@ -36,7 +40,7 @@ _TABLES = (".parquet", ".arrow", ".csv", ".json")
               help="Percentiles of each connection too, not only of all.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object a line for each exchange.")
 @click.option("-o", "--output", "outputs", multiple=True, metavar="OUT",
-              type=click.Path(readable=False, path_type=Path),
+              type=PATH,
               help="Write a row for each exchange (.parquet, .arrow, .csv, .json), or draw a "
               "picture (.png, .svg, .pdf). Also several.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
@@ -96,10 +100,7 @@ def command(
 
 def _check(outputs: tuple[Path, ...], files: tuple[Path, ...], force: bool) -> None:
     for path in outputs:
-        if path.exists() and any(path.samefile(file) for file in files if file.exists()):
-            raise UsageError(f"-o {path} is the capture itself", "choose another name")
-        if path.exists() and not force:
-            raise already_there(path)
+        refuse_input(path, files, force)
         if path.suffix.lower() not in _TABLES:
             from tcpkmon.formats.drawing import check_output
 
@@ -168,20 +169,13 @@ def _print(
 
 
 def _print_parts(summary: Any, side: str) -> None:
-    from rich.console import Console
-    from rich.table import Table as Lines
-
     from tcpkmon.formats.analysis.exchanges.story import NAMES
     from tcpkmon.formats.analysis.why.words import human_time
 
-    lines = Lines(box=None, pad_edge=False)
-    for name in ("", "p50", "p95", "p99", "max", "share"):
-        lines.add_column(name, justify="right" if name else "left", no_wrap=True)
+    lines = make_table(("", "p50", "p95", "p99", "max", "share"), left="")
     for name, part in summary.parts.items():
         if name in NAMES[side]:
             share = f"{100 * summary.share[name]:.0f} %" if name in summary.share else ""
             times = (human_time(ns / 1000) for ns in (*part.percentiles, part.most))
             lines.add_row(f"  {NAMES[side][name]}", *times, share)
-    console = Console(file=sys.stdout, markup=False, highlight=False,
-                      width=None if sys.stdout.isatty() else 110)  # fmt: skip
-    console.print(lines)
+    make_console().print(lines)

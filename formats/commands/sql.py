@@ -11,24 +11,21 @@ import click
 from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
-from tcpkmon.formats.base.files import already_there
 from tcpkmon.formats.base.reader import complaints_of
 from tcpkmon.formats.commands.proof import exit_code
+from tcpkmon.formats.commands.shared import FORMS, output_option, refuse_input
 
 if TYPE_CHECKING:
     from tcpkmon.formats.tables import Query
-
-_FORMS = ("table", "csv", "json", "parquet", "arrow")
 
 
 @click.command("sql")
 @click.argument("words", metavar="FILE... QUERY", nargs=-1, required=True)
 @click.option("--tables", is_flag=True,
               help="List the tables of FILE, with columns, types, units and meanings. No QUERY.")
-@click.option("--format", "form", type=click.Choice(_FORMS),
+@click.option("--format", "form", type=click.Choice(FORMS),
               help="Default: that of the ending of OUT, else table. json: an object a line.")
-@click.option("-o", "--output", metavar="OUT", type=click.Path(readable=False, path_type=Path),
-              help="Write to this file.")
+@output_option("Write to this file.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def command(
     words: tuple[str, ...], tables: bool, form: str | None, output: Path | None, force: bool
@@ -57,11 +54,7 @@ def command(
     from tcpkmon.formats.tables import Query, write_answer
 
     form = form_of(form, output)
-    if output is not None and output.exists():
-        if any(output.samefile(file) for file in files if file.exists()):
-            raise UsageError(f"-o {output} is the capture itself", "choose another name")
-        if not force:
-            raise already_there(output)
+    refuse_input(output, files, force)
     with Query(files) as asked:
         if tables:
             _list_tables(asked)

@@ -13,14 +13,14 @@ from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.files import create_file
 from tcpkmon.formats.commands.proof import exit_code
+from tcpkmon.formats.commands.shared import files_argument
 
 if TYPE_CHECKING:
     from tcpkmon.formats.analysis import Log
 
 
 @click.command("translate")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(readable=False, path_type=Path))
+@files_argument
 @click.option("-l", "listed", is_flag=True, help="List the ids, and the words of each record.")
 @click.option("--names", is_flag=True, help="Print names in place of ids.")
 @click.option("--records-1987", "old", type=click.Path(path_type=Path), metavar="OUT",

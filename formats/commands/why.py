@@ -18,6 +18,7 @@ from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.commands.choosing import Chooser, choosing_options
 from tcpkmon.formats.commands.connections import report
+from tcpkmon.formats.commands.shared import files_argument, make_console, make_table, output_option
 
 if TYPE_CHECKING:
     from tcpkmon.formats.analysis.explaining import Explained
@@ -29,8 +30,7 @@ _NUMBERS = re.compile(r"\S*\d\S*( (%|[kMG]?B|[um]?s|[kMG]?bit/s)(?![A-Za-z]))?")
 
 
 @click.command("why")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(readable=False, path_type=Path))
+@files_argument
 @choosing_options
 @click.option("--sort", metavar="COL", default="",
               help="Sort by this column of tcpkmon connections; -COL: the largest first. Default: "
@@ -45,9 +45,8 @@ _NUMBERS = re.compile(r"\S*\d\S*( (%|[kMG]?B|[um]?s|[kMG]?bit/s)(?![A-Za-z]))?")
               help="Sums for each unit, container, pod or user (its number) in place of verdicts.")
 @click.option("--intervals", is_flag=True,
               help="The table of intervals, as a table or a file (-o), in place of verdicts.")
-@click.option("-o", "--output", metavar="OUT", type=click.Path(readable=False, path_type=Path),
-              help="With --intervals: write to this file; its ending names the format: .parquet, "
-              ".arrow, .csv, .json.")
+@output_option("With --intervals: write to this file; its ending names the format: .parquet, "
+               ".arrow, .csv, .json.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def command(
     files: tuple[Path, ...],
@@ -286,13 +285,9 @@ def _print(same: list[_Block], runs: dict[str, Any]) -> None:
 
 def _print_intervals(row: Connection, runs: dict[str, Any]) -> None:
     import numpy as np
-    from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("from s", "to s", "limit", "acked", "cwnd", "in flight", "window", "unsent",
-                 "srtt us", "records"):  # fmt: skip
-        table.add_column(name, justify="left" if name == "limit" else "right", no_wrap=True)
+    table = make_table(("from s", "to s", "limit", "acked", "cwnd", "in flight", "window", "unsent",
+                        "srtt us", "records"), left="limit")  # fmt: skip
     mine = np.flatnonzero(runs["conn_id"] == row.conn_id)
     for at in mine[:_INTERVALS_SHOWN].tolist():
         one = {name: values[at] for name, values in runs.items()}
@@ -303,9 +298,7 @@ def _print_intervals(row: Connection, runs: dict[str, Any]) -> None:
             *(str(one[name]) for name in ("bytes_acked", "cwnd_end", "inflight_end", "snd_wnd_end",
                                           "notsent_end", "srtt_end_us", "records")),
         )  # fmt: skip
-    console = Console(file=sys.stdout, markup=False, highlight=False,
-                      width=None if sys.stdout.isatty() else 110)  # fmt: skip
-    console.print(table)
+    make_console().print(table)
     if len(mine) > _INTERVALS_SHOWN:
         click.echo(f"    and {len(mine) - _INTERVALS_SHOWN} more intervals")
 

@@ -128,10 +128,8 @@ def _fit(pieces: list[Any], columns: Sequence[Any], segment: str, name: str) -> 
             arrays = [chunk.view(pyarrow.int64()) for chunk in table[field.name].chunks]
             told = pyarrow.chunked_array(arrays, pyarrow.int64())
             table = table.set_column(at, field.with_type(pyarrow.int64()), told)
-    if "host" in table.column_names:
-        table = table.drop_columns(["host"])
-    if "segment" in table.column_names:  # its number: in settings
-        table = table.drop_columns(["segment"])
+    # The number of a segment is in settings.
+    table = table.drop_columns([one for one in ("host", "segment") if one in table.column_names])
     if name and "path" in table.column_names:
         told = pyarrow.repeat(pyarrow.scalar(name), table.num_rows)
         table = table.set_column(table.column_names.index("path"), "path", told)

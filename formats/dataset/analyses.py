@@ -17,7 +17,7 @@ _MOST = 20
 
 def requests(asked: Asked) -> Any:
     """Exchanges of the day, by the end that saw them and the server's port. us_*: sums of parts."""
-    of = asked.table("requests", (asked.day,))
+    of = asked.files.table("requests", (asked.day,))
     of = of.mutate(port=ibis().ifelse(of.side == "client", of.rport, of.lport))
     by = ["side", "port"]
     parts = {f"us_{name}": sums(of[f"{name}_ns"].cast("float64") / 1000) for name in PARTS}

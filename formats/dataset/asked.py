@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tcpkmon.formats.analysis.why import FAMILY, LIMITS
 from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.dataset.engines import Files, ibis
-from tcpkmon.formats.dataset.store import Part
 
 
 @dataclass(frozen=True)
@@ -24,16 +23,11 @@ class Asked:
     connection: tuple[str, int]
     that: str
 
-    def table(self, name: str, days: Sequence[str] = (),
-              keep: Callable[[Part], bool] | None = None) -> Any:  # fmt: skip
-        """An Ibis table: see Files.table()."""
-        return self.files.table(name, days, keep)
-
 
 def connections(asked: Asked, days: Sequence[str] = ()) -> Any:
     """The connections, with the kernel. Nothing is proven in a file that contradicts itself."""
-    settings = asked.table("settings", days).select("segment_id", "kernel", "exit_code")
-    of = asked.table("connections", days).join(settings, "segment_id")
+    settings = asked.files.table("settings", days).select("segment_id", "kernel", "exit_code")
+    of = asked.files.table("connections", days).join(settings, "segment_id")
     return of.mutate(proven=of.proven.fill_null(False) & (of.exit_code != DamagedError.exit_code))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tcpkmon.formats.base.errors import FileError, UsageError
-from tcpkmon.formats.base.installing import how_to_install
+from tcpkmon.formats.base.installing import needed
 from tcpkmon.formats.dataset.store import Part, Store
 
 DUCKDB = "duckdb"
@@ -98,21 +98,15 @@ def told(what: str) -> Iterator[None]:
 
 def ibis() -> Any:
     """The module. UsageError."""
-    try:
+    with needed("questions to a dataset need ibis, which", "ibis-framework[duckdb]"):
         import ibis as found
-    except ImportError as error:
-        raise UsageError("questions to a dataset need ibis, which is not installed",
-                         how_to_install("ibis-framework[duckdb]")) from error  # fmt: skip
     return found
 
 
 def _spark(master: str) -> Any:
-    try:
+    with needed("--engine needs pyspark, which", "pyspark"):
         import pyspark
         from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise UsageError("--engine needs pyspark, which is not installed",
-                         how_to_install("pyspark")) from error  # fmt: skip
     if master.startswith("local-cluster"):  # workers start what the package has
         os.environ.setdefault("SPARK_HOME", os.path.dirname(pyspark.__file__))
     build = SparkSession.builder.master(master).appName("tcpkmon")

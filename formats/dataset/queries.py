@@ -114,7 +114,7 @@ def _handshakes(asked: Asked) -> Any:
 
 
 def _segments(asked: Asked) -> Any:
-    of = asked.table("settings")
+    of = asked.files.table("settings")
     of = of.filter(~of.proven.fill_null(False))
     of = of.mutate(unproven=ibis().literal(1.0))
     return of.select("date", "host", "segment_id", "file", "verdict", "lost", "entries",
@@ -123,7 +123,7 @@ def _segments(asked: Asked) -> Any:
 
 def _story(asked: Asked) -> Any:
     segment, number = asked.connection
-    of = asked.table("intervals", keep=lambda part: part.is_merged or part.name == segment)
+    of = asked.files.table("intervals", keep=lambda part: part.is_merged or part.name == segment)
     of = of.filter((of.segment_id == segment) & (of.conn_id == number))
     of = of.mutate(unproven=(~of.certain).cast("float64"))
     return of.select("start_ns", "end_ns", "limit", "bytes_sent", "bytes_acked", "cwnd_end",

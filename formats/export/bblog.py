@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.beside import Rows
-from tcpkmon.formats.packets import CUSTOM, block, option, text_option
+from tcpkmon.formats.packets.blocks import CUSTOM, block, option, text_option
 
 VENDOR = 10949
 _EVENT, _SKIP = 1, 2

@@ -9,16 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.base.files import create_file
-from tcpkmon.formats.base.reader import Reader, Records
+from tcpkmon.formats.base.files import create_file, file_or_stdout
+from tcpkmon.formats.base.reader import TIMELINES, Reader, Records
 
 
 def _write_text(form: str, records: Records, output: Path | None, force: bool) -> None:
-    if output is None:
-        records.write_text(form, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-        return
-    with create_file(output, force) as out:
+    with file_or_stdout(output, force) as out:
         records.write_text(form, out)
 
 
@@ -46,13 +42,9 @@ def _write_timeline(form: str, records: Records, output: Path | None, force: boo
     from tcpkmon.formats import timeline
 
     writers = {"perfetto": timeline.write_perfetto, "chrome-json": timeline.write_chrome}
-    if output is None:
-        if sys.stdout.isatty() and form == "perfetto":
-            raise UsageError("a Perfetto trace is no text", "name a file with -o")
-        writers[form](records, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-        return
-    with create_file(output, force) as out:
+    if output is None and sys.stdout.isatty() and form == "perfetto":
+        raise UsageError("a Perfetto trace is no text", "name a file with -o")
+    with file_or_stdout(output, force) as out:
         writers[form](records, out)
 
 
@@ -62,29 +54,27 @@ def _write_pcapng(reader: Reader, output: Path | None, force: bool) -> None:
     pcapng.write(reader, output, force)
 
 
+TABLES = ("parquet", "arrow")
+"""The forms that pyarrow writes. They cannot go to stdout."""
+
 FORMS: dict[str, Callable[[Records, Path | None, bool], None]] = {
-    "parquet": functools.partial(_write_tables, "parquet"),
-    "arrow": functools.partial(_write_tables, "arrow"),
-    "csv": functools.partial(_write_text, "csv"),
-    "spreadsheet": functools.partial(_write_text, "spreadsheet"),
-    "json": functools.partial(_write_text, "json"),
-    "perl": functools.partial(_write_text, "perl"),
-    "psc1": functools.partial(_write_text, "psc1"),
-    "perfetto": functools.partial(_write_timeline, "perfetto"),
-    "chrome-json": functools.partial(_write_timeline, "chrome-json"),
+    form: functools.partial(write, form)
+    for write, forms in (
+        (_write_tables, TABLES),
+        (_write_text, ("csv", "spreadsheet", "json", "perl", "psc1")),
+        (_write_timeline, TIMELINES),
+    )
+    for form in forms
 }
 """The function that writes each form: write(records, output file, force).
 
 Without an output file it writes to stdout. With force it replaces a file. It raises UsageError and
-FileError. A new form is a new line here.
+FileError.
 """
 
 WHOLE: dict[str, Callable[[Reader, Path | None, bool], None]] = {"pcapng": _write_pcapng}
 """The forms that are made of a whole capture, whose columns nobody chooses: as FORMS, with the
 capture's reader."""
-
-TABLES = ("parquet", "arrow")
-"""The forms that pyarrow writes. They cannot go to stdout."""
 
 ENDINGS = {
     ".parquet": "parquet",

@@ -7,10 +7,12 @@ recorded. What no packet tells (timers, states, calls) is an event of the Black 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +21,11 @@ from tcpkmon.formats.analysis.beside import LOCATIONS, Rows, read, words
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
-from tcpkmon.formats.base.files import create_file
+from tcpkmon.formats.base.files import file_or_stdout
 from tcpkmon.formats.base.reader import Reader
 from tcpkmon.formats.base.text import address_of, endpoint
 from tcpkmon.formats.export import bblog
-from tcpkmon.formats.packets import (
+from tcpkmon.formats.packets.blocks import (
     IN,
     OUT,
     RAW_IP,
@@ -49,20 +51,11 @@ def write(reader: Reader, output: Path | None, force: bool) -> None:
     with Source(reader) as source:
         blocks = _blocks(source)
         first = next(blocks)  # what cannot be exported creates no file
-        if output is not None:
-            with create_file(output, force) as out:
-                _copy(first, blocks, out)
-            return
-        if sys.stdout.isatty():
+        if output is None and sys.stdout.isatty():
             raise UsageError("pcapng is not for a terminal", "name a file with -o, or pipe it")
-        _copy(first, blocks, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-
-
-def _copy(first: bytes, rest: Iterator[bytes], out: BinaryIO) -> None:
-    out.write(first)
-    for piece in rest:
-        out.write(piece)
+        with file_or_stdout(output, force) as out:
+            for piece in itertools.chain([first], blocks):
+                out.write(piece)
 
 
 def _blocks(source: Source) -> Iterator[bytes]:
@@ -126,7 +119,6 @@ def _piece(
     size = bblog.TCPINFO.itemsize
     gaps = np.diff(rows.lost, prepend=lost)
     texts = words(rows)
-    ends = _Ends()
     flags = {one: option(_FLAGS, bytes([one, 0, 0, 0])) for one in (IN, OUT)}
     listed = zip(
         location.tolist(), direction.tolist(), is_packet.tolist(), rows.real_ns.tolist(),
@@ -137,7 +129,9 @@ def _piece(
             yield bblog.skip(gap)
         record = info[at * size : (at + 1) * size]
         if not sent:
-            yield bblog.event(record, f"{ends.of(rows, at)} {text}")
+            ends = _ends(bytes(rows["laddr"][at]), int(rows["lport"][at]),
+                         bytes(rows["raddr"][at]), int(rows["rport"][at]))  # fmt: skip
+            yield bblog.event(record, f"{ends} {text}")
             continue
         if where not in interfaces:
             interfaces[where] = len(interfaces)
@@ -160,20 +154,10 @@ def _directions(location: NDArray[Any], has_transmit: bool) -> NDArray[Any]:
     return found
 
 
-class _Ends:
-    """The two ends of connections as text."""
-
-    def __init__(self) -> None:
-        self._texts: dict[tuple[bytes, bytes, int, int], str] = {}
-
-    def of(self, rows: Rows, at: int) -> str:
-        """Those of a row."""
-        key = (bytes(rows["laddr"][at]), bytes(rows["raddr"][at]), int(rows["lport"][at]),
-               int(rows["rport"][at]))  # fmt: skip
-        if key not in self._texts:
-            local, remote = (address_of(one.ljust(16, b"\0")) for one in key[:2])
-            self._texts[key] = f"{endpoint(local, key[2])} -> {endpoint(remote, key[3])}"
-        return self._texts[key]
+@functools.lru_cache(1 << 16)
+def _ends(laddr: bytes, lport: int, raddr: bytes, rport: int) -> str:
+    local, remote = (address_of(one.ljust(16, b"\0")) for one in (laddr, raddr))
+    return f"{endpoint(local, lport)} -> {endpoint(remote, rport)}"
 
 
 def _packets(rows: Rows, direction: NDArray[Any]) -> tuple[list[bytes], NDArray[np.int64]]:

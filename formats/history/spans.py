@@ -35,9 +35,9 @@ def match_transactions(starts: EventTable, ends: EventTable) -> tuple[Spans, Spa
     """Transactions of terminals, and the times of thought between them.
 
     A transaction goes from the first START after an END to the next END on the same terminal; more
-    STARTs before that END belong to it. It is of the user and the process that wrote the END.
-    Responses have start_ns, stop_ns, response_ns, tgid, uid; thoughts start_ns, think_ns, tgid, uid
-    of the transaction before.
+    STARTs before that END belong to it. It is of the process that wrote the END.
+    Responses have start_ns, response_ns and tgid; thoughts think_ns, and tgid of the transaction
+    before.
     """
     terminal = _ids((starts, ends), "device", "tty")
     is_end = np.repeat([False, True], [len(starts), len(ends)])
@@ -55,16 +55,12 @@ def match_transactions(starts: EventTable, ends: EventTable) -> tuple[Spans, Spa
     again = np.flatnonzero(~is_end & follows)
     turns = {
         "start_ns": times[stop - 1],
-        "stop_ns": times[stop],
         "response_ns": times[stop] - times[stop - 1],
         "tgid": ends["tgid"][where[stop]],
-        "uid": ends["uid"][where[stop]],
     }
     thoughts = {
-        "start_ns": times[again - 1],
         "think_ns": times[again] - times[again - 1],
         "tgid": ends["tgid"][where[again - 1]],
-        "uid": ends["uid"][where[again - 1]],
     }
     return Spans(turns), Spans(thoughts)
 

@@ -7,6 +7,7 @@ packets/s, dpkt 1.9 and scapy 2.8 leave out what they do not know and read 60,00
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 from collections.abc import Iterator
@@ -83,6 +84,7 @@ class PacketFile(InputFile):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
+        self._buffer = io.BufferedReader(self._file, _READ_BYTES)
         self.count = self.undated = 0
         self.cut: int | None = None
         self._interfaces: list[Interface] = []
@@ -123,32 +125,21 @@ class PacketFile(InputFile):
     # pcapng
 
     def _walk(self, batch: Batch) -> Iterator[Block]:
-        buffer, at = b"", 0
-        while True:
-            if len(buffer) - at < 12:
-                buffer, at = buffer[at:] + self._read(), 0
-                if len(buffer) < 12:
-                    self._end(buffer)
-                    return
-            kind = int.from_bytes(buffer[at : at + 4], "little")
-            if kind == blocks.SECTION:
-                self._order = self._order_of(buffer[at + 8 : at + 12])
+        while len(head := self._buffer.read(12)) == 12:
+            if int.from_bytes(head[:4], "little") == blocks.SECTION:
+                self._order = self._order_of(head[8:])
                 self._interfaces = []
-            kind, length = struct.unpack_from(f"{self._order}II", buffer, at)
+            kind, length = struct.unpack_from(f"{self._order}II", head)
             if length < 12 or length % 4 or length > MOST_BLOCK_BYTES:
                 raise self._damage(f"a block of {length:,} bytes")
-            while len(buffer) - at < length:
-                more = self._read()
-                if not more:
-                    self._end(buffer[at:])
-                    return
-                buffer, at = buffer[at:] + more, 0
-            raw = buffer[at : at + length]
+            raw = head + self._buffer.read(length - 12)
+            if len(raw) < length:
+                break
             if raw[-4:] != raw[4:8]:
                 raise self._damage("the two lengths of a block differ")
             yield self._block(kind, raw, batch)
-            at += length
             self._at += length
+        self._end(head)
 
     def _order_of(self, magic: bytes) -> str:
         for order in "<>":
@@ -218,40 +209,27 @@ class PacketFile(InputFile):
     # pcap
 
     def _walk_classic(self, batch: Batch) -> Iterator[Block]:
-        head = self._read(_CLASSIC_HEAD)
-        snap, link = struct.unpack_from(f"{self._order}II", head, 16)
+        snap, link = struct.unpack_from(f"{self._order}II", self._buffer.read(_CLASSIC_HEAD), 16)
         link &= 0xFFFF  # above it are bits of the frame check sequence
         units = 10**self._classic
         self._at = _CLASSIC_HEAD
         yield Block(section("tcpkmon"))
         yield Block(interface(link, snap=snap, resolution=self._classic))
-        buffer, at = b"", 0
-        while True:
-            if len(buffer) - at < 16:
-                buffer, at = buffer[at:] + self._read(), 0
-                if len(buffer) < 16:
-                    self._end(buffer)
-                    return
-            seconds, parts, captured, length = struct.unpack_from(f"{self._order}IIII", buffer, at)
+        while len(head := self._buffer.read(16)) == 16:
+            seconds, parts, captured, length = struct.unpack(f"{self._order}IIII", head)
             if captured > MOST_BLOCK_BYTES - 256:
                 raise self._damage(f"a packet of {captured:,} bytes")
-            size = 16 + captured
-            while len(buffer) - at < size:
-                more = self._read()
-                if not more:
-                    self._end(buffer[at:])
-                    return
-                buffer, at = buffer[at:] + more, 0
-            raw = enhanced(0, seconds * units + parts, buffer[at + 16 : at + size], length)
+            packet = self._buffer.read(captured)
+            if len(packet) < captured:
+                break
+            raw = enhanced(0, seconds * units + parts, packet, length)
             time_ns = seconds * 1_000_000_000 + parts * (1_000_000_000 // units)
             yield self._add(batch, raw, captured, length, time_ns, link, "<")
-            at += size
-            self._at += size
-
-    def _read(self, size: int = _READ_BYTES) -> bytes:
-        return self._file.read(size) or b""
+            self._at += 16 + captured
+        self._end(head)
 
     def _end(self, rest: bytes) -> None:
+        """rest: what there is of a block that is not whole."""
         if rest and not self._at:
             raise DamagedError(f"{self.path}: its head is cut off")
         if rest:

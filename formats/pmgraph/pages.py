@@ -232,7 +232,7 @@ def _connection_page(
     details = (trace.connection.ports if title != trace.connection.ports else "", algorithm)
     events = tuple((0, name, times) for name, times in trace.events.items())
     subtitle = ", ".join(text for text in details if text)
-    return Page(title, subtitle, panels, events, trace.limits, _within(spans, trace.limits))
+    return Page(title, subtitle, panels, events, trace.limits, overlapping(spans, trace.limits))
 
 
 def parameter_page(
@@ -251,7 +251,8 @@ def parameter_page(
         for name, times in trace.events.items()
     )
     limits = (min(t.limits[0] for t in traces), max(t.limits[1] for t in traces))
-    return Page(display_name(one, selection), "", (panel,), events, limits, _within(spans, limits))
+    spans = overlapping(spans, limits)
+    return Page(display_name(one, selection), "", (panel,), events, limits, spans)
 
 
 def _panel_of(one: Quantity, chosen: Sequence[Quantity], selection: Selection) -> str:
@@ -318,7 +319,7 @@ def _axis_label(group: Sequence[Quantity], lead: Quantity, unit: str, selection:
     return f"{what} ({for_terminal(unit)})" if unit and unit != what else what
 
 
-def _within(spans: Spans, limits: tuple[float, float]) -> Spans:
+def overlapping(spans: Spans, limits: tuple[float, float]) -> Spans:
     """The spans that overlap the page's time; `missing` remains the number of the whole file."""
     touch = (spans.end >= limits[0]) & (spans.begin <= limits[1])
     return replace(spans, begin=spans.begin[touch], end=spans.end[touch])

@@ -155,15 +155,15 @@ class Reading:
         curve.add(times, values)
 
     def _add_sent(self, columns: Columns, times: Array) -> None:
-        una32 = columns["snd_una"].astype(np.uint32)
+        una32 = columns["snd_una"]
         una = self._una.of(una32)
-        sent = una + ahead_of(columns["snd_max"].astype(np.uint32), una32)
+        sent = una + ahead_of(columns["snd_max"], una32)
         self._put("acked", times, una)
         self._put("sent", times, sent)
         mss = columns["mss"].astype(np.int64)
         if "snd_fack" in columns:
-            self._put("sacked", times, una + np.maximum(ahead_of(
-                columns["snd_fack"].astype(np.uint32), una32), 0))  # fmt: skip
+            sacked = una + np.maximum(ahead_of(columns["snd_fack"], una32), 0)
+            self._put("sacked", times, sacked)
         if "snd_wnd" in columns:
             self._put("window", times, una + columns["snd_wnd"])
         if "snd_cwnd_segs" in columns:
@@ -175,7 +175,7 @@ class Reading:
         self._sent_to = int(highest[-1])
         if self.found.has_transmit and "seg_seq" in columns and "seg_len" in columns:
             rows = np.flatnonzero(self._is(columns, "TRANSMIT") & (columns["seg_len"] > 0))
-            begins = una[rows] + ahead_of(columns["seg_seq"][rows].astype(np.uint32), una32[rows])
+            begins = una[rows] + ahead_of(columns["seg_seq"][rows], una32[rows])
             rows, begins = rows[begins >= sent[rows]], begins[begins >= sent[rows]]
             self.found.bars["sent"].add(times[rows], begins, begins + columns["seg_len"][rows])
         else:
@@ -184,7 +184,7 @@ class Reading:
         again = np.zeros(len(times), np.int64)
         if "seg_seq" in columns and "seg_len" in columns:
             rows = np.flatnonzero(self._is(columns, "RETRANSMIT"))
-            begins = una[rows] + ahead_of(columns["seg_seq"][rows].astype(np.uint32), una32[rows])
+            begins = una[rows] + ahead_of(columns["seg_seq"][rows], una32[rows])
             again[rows] = columns["seg_len"][rows]
             self.found.bars["again"].add(times[rows], begins, begins + again[rows])
         total = self._again + np.cumsum(again)
@@ -192,7 +192,7 @@ class Reading:
         self._put("all_sent", times, highest + total)
 
     def _add_received(self, columns: Columns, times: Array) -> None:
-        nxt32 = columns["rcv_nxt"].astype(np.uint32)
+        nxt32 = columns["rcv_nxt"]
         nxt = self._rcv.of(nxt32)
         self._put("rcv_nxt", times, nxt)
         if "rcv_wnd" in columns:
@@ -202,7 +202,7 @@ class Reading:
         if "seg_seq" in columns and "seg_len" in columns:
             has_data = self._is(columns, "SEGMENT_RECEIVED") & (columns["seg_len"] > 0)
             rows = np.flatnonzero(has_data)
-            begins = nxt[rows] + ahead_of(columns["seg_seq"][rows].astype(np.uint32), nxt32[rows])
+            begins = nxt[rows] + ahead_of(columns["seg_seq"][rows], nxt32[rows])
             self.found.bars["received"].add(times[rows], begins, begins + columns["seg_len"][rows])
 
     def _add_companions(self, columns: Columns, times: Array) -> None:

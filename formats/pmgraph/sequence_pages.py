@@ -11,7 +11,7 @@ from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.pmgraph.arrays import Array
 from tcpkmon.formats.pmgraph.gaps import Spans
 from tcpkmon.formats.pmgraph.options import Selection
-from tcpkmon.formats.pmgraph.pages import Band, Line, Page, Panel
+from tcpkmon.formats.pmgraph.pages import Band, Line, Page, Panel, overlapping
 from tcpkmon.formats.pmgraph.sequence import Sequence
 from tcpkmon.formats.pmgraph.sequence_reading import BandTally, Drawn, read_drawn
 
@@ -114,10 +114,8 @@ def _page(one: Drawn) -> Page:
     note = f"{found.records} records"
     if found.thinned:
         note += ", thinned to what pixels show"
-    shown = (spans.begin <= found.limits[1]) & (spans.end >= found.limits[0])
-    spans = Spans(spans.begin[shown], spans.end[shown], spans.missing, spans.whose)
     kept = tuple(panel for panel in panels if panel.lines or panel.bands)
-    return Page(one.title, note, kept, events, found.limits, spans,
+    return Page(one.title, note, kept, events, found.limits, overlapping(spans, found.limits),
                 since="the begin of the capture")  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.base.sequence import ahead
+from tcpkmon.formats.base.thinning import bins_of
 from tcpkmon.formats.pmgraph.arrays import Array, Columns
 from tcpkmon.formats.pmgraph.clock import Seconds
 from tcpkmon.formats.pmgraph.connections import Connection, read_chunks
@@ -179,9 +180,7 @@ class _Marks:
     """Times of events, at most one for each pixel column and kind."""
 
     def __init__(self, limits: tuple[float, float], bins: int) -> None:
-        self._begin = limits[0]
-        self._bins = bins
-        self._per_second = bins / max(limits[1] - limits[0], 1e-12)
+        self._limits, self._bins = limits, bins
         self._seen: dict[str, dict[int, float]] = {}
 
     def add(self, times: Array, locations: Array, codes: dict[int, str]) -> None:
@@ -189,9 +188,7 @@ class _Marks:
             if code not in codes:
                 continue
             at = times[locations == code]
-            columns = np.clip((at - self._begin) * self._per_second, 0, self._bins)
-            columns = columns.astype(np.int64)
-            columns, first = np.unique(columns, return_index=True)
+            columns, first = np.unique(bins_of(at, *self._limits, self._bins), return_index=True)
             seen = self._seen.setdefault(codes[code], {})
             for column, time in zip(columns.tolist(), at[first].tolist(), strict=True):
                 seen.setdefault(column, time)

@@ -164,12 +164,13 @@ def _draw_line(canvas: Canvas, line: Line, marker: str, colour: int | str) -> No
     ends = np.flatnonzero(~np.isfinite(line.values))
     if len(ends):  # nothing joins what is before and after
         for begin, end in zip(np.r_[0, ends + 1], np.r_[ends, len(line.times)], strict=True):
-            part = replace(line, times=line.times[begin : end + 1].copy(),
-                           values=line.values[begin : end + 1].copy())  # fmt: skip
-            if end > begin and end < len(line.times):
-                part.values[-1] = part.values[-2]
-            _draw_line(canvas, part if end > begin else replace(line, times=line.times[:0]),
-                       marker, colour)  # fmt: skip
+            if begin == end:
+                continue
+            values = line.values[begin : end + 1].copy()
+            if end < len(line.times):
+                values[-1] = values[-2]
+            part = replace(line, times=line.times[begin : end + 1], values=values)
+            _draw_line(canvas, part, marker, colour)
         return
     times, values = line.times, np.clip(line.values, -_GREATEST, _GREATEST)
     draw = canvas.scatter

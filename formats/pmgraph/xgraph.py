@@ -62,17 +62,10 @@ def write_xgraph(
     writer = _PointWriter(capture, selection)
     base = capture.path.name.removesuffix(".pm")
     if selection.by_parameter:
-        paths = [folder / f"{base}.{_file_part(one.name)}.xg" for one in chosen]
-    else:
-        paths = _name_files(connections, folder, base)
-    for path in paths:  # before the first one is written
-        if not force and os.path.lexists(path):
-            raise already_there(path)
-    if selection.by_parameter:
-        for one, path in zip(chosen, paths, strict=True):
-            with create_file(path, force) as out:
-                writer.write_parameter(out, one, connections)
-        return paths
+        return _write_parameters(selection, chosen, [(writer, connections)], folder, base,
+                                 force)  # fmt: skip
+    paths = _name_files(connections, folder, base)
+    _refuse_existing(paths, force)
     for start in range(0, len(connections), _OPEN_AT_ONCE):
         some = slice(start, start + _OPEN_AT_ONCE)
         with contextlib.ExitStack() as stack:
@@ -92,17 +85,34 @@ def write_together(
     shown, notes = choose_all(captures, selection, by_clock, MOST_LISTED)
     chosen = common_quantities(captures, selection)
     base = "+".join(capture.path.name.removesuffix(".pm") for capture in captures)[:_MOST_BASE]
+    writers = [
+        (_PointWriter(one.capture, selection, one.seconds, f"{one.label}: "), one.connections)
+        for one in shown
+    ]
+    return _write_parameters(selection, chosen, writers, folder, base, force), notes
+
+
+def _write_parameters(
+    selection: Selection, chosen: Sequence[Quantity],
+    writers: Sequence[tuple[_PointWriter, Sequence[Connection]]], folder: Path, base: str,
+    force: bool,
+) -> list[Path]:  # fmt: skip
+    """Write a file for each column, with the connections of each writer; returns their paths."""
     paths = [folder / f"{base}.{_file_part(one.name)}.xg" for one in chosen]
+    _refuse_existing(paths, force)
+    for one, path in zip(chosen, paths, strict=True):
+        with create_file(path, force) as out:
+            _write_head(out, display_name(one, selection), one.unit)
+            for writer, connections in writers:
+                writer.write_curves(out, one, connections)
+    return paths
+
+
+def _refuse_existing(paths: Sequence[Path], force: bool) -> None:
+    """Before the first one is written. FileError."""
     for path in paths:
         if not force and os.path.lexists(path):
             raise already_there(path)
-    writers = [_PointWriter(one.capture, selection, one.seconds, f"{one.label}: ") for one in shown]
-    for quantity, path in zip(chosen, paths, strict=True):
-        with create_file(path, force) as out:
-            _write_head(out, display_name(quantity, selection), quantity.unit)
-            for writer, one in zip(writers, shown, strict=True):
-                writer.write_curves(out, quantity, one.connections)
-    return paths, notes
 
 
 def _name_files(connections: Sequence[Connection], folder: Path, base: str) -> list[Path]:
@@ -145,17 +155,10 @@ class _PointWriter:
                 _write_name(out, display_name(one, self._selection))
             self._write_points(one, some, unwrappers, files)
 
-    def write_parameter(
-        self, out: BinaryIO, one: Quantity, connections: Sequence[Connection]
-    ) -> None:
-        """Write a column of all connections into a file."""
-        _write_head(out, display_name(one, self._selection), one.unit)
-        self.write_curves(out, one, connections)
-
     def write_curves(
         self, out: BinaryIO, one: Quantity, connections: Sequence[Connection]
     ) -> None:
-        """Write the curves of a file that has its head."""
+        """Write a column of all connections into a file that has its head."""
         for connection in connections:
             _write_name(out, self._label + connection.ports)
             unwrappers = self._find_bases([one], [connection])

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -185,7 +184,7 @@ def _rows(table: why.Table, order: Any) -> dict[str, Any]:
     units = {column.name: column for column in SHIPPED["connections"][1]}
     shown = [name for name in _SHOWN if name in table]
     some = {name: table[name][order] for name in shown}
-    rows = [[_plain(value) for value in row.values()] for row in why.rows_of(some)]
+    rows = [[*row.values()] for row in why.rows_of(some)]
     shown_at = [n for n in range(len(shown)) if any(row[n] is not None for row in rows)]
     return {
         "columns": [
@@ -194,12 +193,6 @@ def _rows(table: why.Table, order: Any) -> dict[str, Any]:
         ],
         "rows": [[row[n] for n in shown_at] for row in rows],
     }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (bool, int)) else str(value)
 
 
 def _graph(

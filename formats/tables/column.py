@@ -11,14 +11,13 @@ from typing import Any
 from tcpkmon.formats.base.arrow import import_pyarrow
 
 TIME = "timestamp[us, UTC]"
-TYPES = ("int64", "uint64", "double", "string", "bool", "binary", TIME)
 _LARGEST = (1 << 63) - 1
 _UNIT = re.compile(r"\s*\[([^\]]+)\]$")
 
 
 @dataclass(frozen=True)
 class Column:
-    """type: one of TYPES, as Arrow calls it. null: whether it can be null."""
+    """type: TIME or one of `arrow`, as Arrow calls it. null: whether it can be null."""
 
     name: str
     type: str

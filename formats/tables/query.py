@@ -11,13 +11,14 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tcpkmon.formats.base.arrow import import_pyarrow
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 from tcpkmon.formats.base.escape import for_terminal
-from tcpkmon.formats.base.installing import how_to_install
+from tcpkmon.formats.base.installing import needed
 from tcpkmon.formats.base.text import quote_word
 from tcpkmon.formats.registry import group
 from tcpkmon.formats.schema import suggest
@@ -47,7 +48,7 @@ class Query:
     def __init__(self, paths: Sequence[Path]) -> None:
         duckdb = _import_duckdb()
         import_pyarrow("sql")
-        self._errors: tuple[type[Exception], ...] = (duckdb.Error,)
+        self._error: type[Exception] = duckdb.Error
         self._captures = group(paths)
         self.views: dict[str, View] = {}
         self._found: list[dict[str, View]] = []
@@ -153,10 +154,15 @@ class Query:
                         for one in names
                     ], schema=schema)  # fmt: skip
 
-    def _told(self, query: str) -> _Told:
-        return _Told(self, query)
+    @contextmanager
+    def _told(self, query: str) -> Iterator[None]:
+        """Turns DuckDB's errors into ours."""
+        try:
+            yield
+        except (self._error, OSError, ValueError) as error:
+            raise self._translate(error, query) from error
 
-    def translate(self, error: BaseException, query: str) -> TcpkmonError:
+    def _translate(self, error: BaseException, query: str) -> TcpkmonError:
         """An error of DuckDB, for people: in one line, with what there is instead."""
         for one in self._sets.values():
             if one.error is not None:
@@ -192,26 +198,6 @@ class Query:
         of = ", ".join(for_terminal(view.name) for view in named)
         dots = " ..., which tcpkmon sql FILE --tables lists" if len(known) > _LISTED else ""
         return more or f"{of} has {listed}{dots}"
-
-    @property
-    def errors(self) -> tuple[type[Exception], ...]:
-        """What DuckDB raises."""
-        return self._errors
-
-
-class _Told:
-    """Turns DuckDB's errors into ours."""
-
-    def __init__(self, query: Query, text: str) -> None:
-        self._query, self._text = query, text
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        told = (*self._query.errors, OSError, ValueError)
-        if error is not None and isinstance(error, told):
-            raise self._query.translate(error, self._text) from error
 
 
 class _Asked:
@@ -299,11 +285,8 @@ class _Scanner:
 
 
 def _import_duckdb() -> Any:
-    try:
+    with needed("sql needs duckdb, which", "duckdb"):
         import duckdb
-    except ImportError as error:
-        raise UsageError("sql needs duckdb, which is not installed",
-                         how_to_install("duckdb")) from error  # fmt: skip
     return duckdb
 
 

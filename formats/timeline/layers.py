@@ -23,10 +23,10 @@ from tcpkmon.formats.timeline.model import (
     INSTANT,
     Array,
     Timeline,
-    endpoint,
     flow_of,
     make,
     slices,
+    title_of,
 )
 
 LAYERS = (
@@ -164,11 +164,7 @@ class Layers:
         for row in batch.rows("MAGNET_CONNECTION"):
             number = int(row["connection"])
             if number not in self._titles:
-                ends = (
-                    endpoint(row[address].tobytes(), int(row[port]))
-                    for address, port in (("laddr", "lport"), ("raddr", "rport"))
-                )
-                self._titles[number] = f"{' -> '.join(ends)} #{number}"
+                self._titles[number] = title_of(row.__getitem__, number)
 
 
 def _layers_of(log: LogFormat) -> list[str]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.base.escape import for_terminal
-from tcpkmon.formats.base.text import address_of
+from tcpkmon.formats.base.text import address_of, endpoint
 
 Array = NDArray[Any]
 BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
@@ -130,10 +130,14 @@ class Timeline:
             self.sink.events(np.concatenate(held))
 
 
-def endpoint(address: bytes, port: int) -> str:
-    """An end of a connection. numpy leaves out zeros at the end of an address."""
-    text = address_of(address.ljust(16, b"\0")[:16])
-    return f"{f'[{text}]' if ':' in text else text}:{port}"
+def title_of(row: Callable[[str], Any], number: int) -> str:
+    """The title of a connection. row: gives its columns by name."""
+    # numpy leaves out zeros at the end of an address.
+    local, remote = (
+        endpoint(address_of(row(f"{end}addr").tobytes().ljust(16, b"\0")[:16]), row(f"{end}port"))
+        for end in "lr"
+    )
+    return f"{local} -> {remote} #{number}"
 
 
 def make(kind: int, time: Array, track: Array | int, **columns: Any) -> Array:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import Any, BinaryIO
 
-from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.base.installing import how_to_install
+from tcpkmon.formats.base.installing import needed
 from tcpkmon.formats.timeline import wire
 from tcpkmon.formats.timeline.model import Array, Track
 
@@ -19,24 +18,13 @@ _UNITS = {"bytes": 3}
 """Units that the format has; others are names."""
 
 
-def import_protos() -> tuple[Any, Any]:
-    """The package's messages, and its builder; UsageError if it is not installed."""
-    try:
-        from perfetto.protos.perfetto.trace import perfetto_trace_pb2
-        from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
-    except ImportError as error:
-        raise UsageError(
-            "the package perfetto is not installed", how_to_install("perfetto")
-        ) from error
-    return perfetto_trace_pb2, StreamingTraceProtoBuilder
-
-
 class PerfettoSink:
     """See Sink. The clock is CLOCK_MONOTONIC; CLOCK_BOOTTIME is said to be the same."""
 
     def __init__(self, out: BinaryIO) -> None:
-        self._protos, builder = import_protos()
-        self._out, self._builder = out, builder(out)
+        with needed("the package perfetto", "perfetto"):
+            from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
+        self._out, self._builder = out, StreamingTraceProtoBuilder(out)
         self._names: dict[int, str] = {}
         self._told = 0
         self._dropped = self._has_lost = False

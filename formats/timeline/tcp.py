@@ -25,9 +25,9 @@ from tcpkmon.formats.timeline.model import (
     INSTANT,
     Array,
     Timeline,
-    endpoint,
     make,
     slices,
+    title_of,
 )
 
 COUNTERS = (
@@ -172,13 +172,9 @@ class Connections:
         self._lost = np.append(self._lost, np.full(more, -1))
 
     def _make_tracks(self, piece: why.Grouped, row: int) -> list[int]:
-        ends = (
-            endpoint(piece[address][row].tobytes(), int(piece[port][row]))
-            for address, port in (("laddr", "lport"), ("raddr", "rport"))
-        )
-        conn_id = int(piece["conn_id"][row])
         timeline = self._timeline
-        group = timeline.new_track(f"{' -> '.join(ends)} #{conn_id}")
+        title = title_of(lambda name: piece[name][row], int(piece["conn_id"][row]))
+        group = timeline.new_track(title)
         lines = [timeline.new_track(name, group) for name in _LINES]  # viewers show them on top
         return [*(timeline.new_track(name, group, unit) for name, unit in COUNTERS), *lines]
 

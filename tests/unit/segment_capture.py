@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tcpkmon.formats.base import control
-from tcpkmon.formats.packets import RAW_IP, enhanced, interface, option, section, text_option
+from tcpkmon.formats.packets.blocks import RAW_IP, enhanced, interface, option, section, text_option
 from tcpkmon.formats.psc.columns import Column, entry_dtype
 from tcpkmon.formats.psc.header import encode_header, writer_header
 from tests.unit.captures import columns_for

@@ -14,7 +14,7 @@ import pytest
 
 from tcpkmon.collector.commands.tcpkmon import command
 from tcpkmon.formats.base import cli
-from tcpkmon.formats.packets import RAW_IP, block, enhanced, interface, section
+from tcpkmon.formats.packets.blocks import RAW_IP, block, enhanced, interface, section
 from tests.unit.segment_capture import (
     DESTROY,
     LOCAL,

@@ -12,19 +12,17 @@ import pytest
 
 from tcpkmon.formats.base.errors import DamagedError, FileError
 from tcpkmon.formats.base.limits import MOST_BLOCK_BYTES, MOST_INTERFACES
-from tcpkmon.formats.packets import (
+from tcpkmon.formats.packets.blocks import (
     RAW_IP,
-    Batch,
-    PacketFile,
     block,
     enhanced,
     interface,
     option,
-    parse,
     section,
     text_option,
-    with_comment,
 )
+from tcpkmon.formats.packets.headers import parse
+from tcpkmon.formats.packets.reading import Batch, PacketFile, with_comment
 from tests.unit.segment_capture import LOCAL, REAL_NS, REMOTE, packet, pcapng
 
 ETHERNET = b"\2" * 12

@@ -12,7 +12,7 @@ import pytest
 from tcpkmon.collector.commands.tcpkmon import command
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.export import bblog
-from tcpkmon.formats.packets import RAW_IP, interface, section
+from tcpkmon.formats.packets.blocks import RAW_IP, interface, section
 from tests.unit.captures import clean_capture
 from tests.unit.segment_capture import (
     DESTROY,

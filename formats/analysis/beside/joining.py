@@ -35,7 +35,8 @@ from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.analysis.why.limits import in_flight
 from tcpkmon.formats.base.arrow import encode, import_pyarrow, with_texts
 from tcpkmon.formats.base.text import address_of
-from tcpkmon.formats.packets import Block, PacketFile, Segments, parse, with_comment
+from tcpkmon.formats.packets.headers import Segments, parse
+from tcpkmon.formats.packets.reading import Block, PacketFile, with_comment
 
 DIRECTIONS = ("out", "in")
 _SPAN_NS = 2_000_000_000

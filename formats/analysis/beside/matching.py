@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tcpkmon.formats.analysis.arrays import Array, runs
 from tcpkmon.formats.analysis.beside.states import ARRIVED, RETRANSMIT, TRANSMIT
 from tcpkmon.formats.analysis.beside.window import Window, keys_of
-from tcpkmon.formats.packets import Segments
+from tcpkmon.formats.packets.headers import Segments
 
 NONE, RECORD, PART, TIME = range(4)
 KINDS = ("none", "record", "part", "time")

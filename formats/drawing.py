@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How all pictures look, and how they become files."""
+"""matplotlib, in one style for all pictures; it is imported when the first one is drawn."""
 
 from __future__ import annotations
 
