@@ -16,7 +16,6 @@ import click
 
 from scripts.experiments.report import write_part
 from tcpkmon.collector.linux.machine import describe_machine
-from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import TcpkmonError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -106,8 +105,3 @@ def command(docs: bool, kernels: bool, keep: Path | None) -> int:
     if docs:
         write_part(PAGE, "bisect-kernels" if kernels else "bisect-example", told)
     return 0
-
-
-def main() -> None:
-    """The entry point of the script."""
-    sys.exit(run(command, prog="bisect-example"))

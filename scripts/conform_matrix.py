@@ -7,7 +7,6 @@ import hashlib
 import json
 import platform
 import re
-import sys
 import tempfile
 import textwrap
 import time
@@ -28,7 +27,6 @@ from scripts.vm.tools import cache
 from tcpkmon.collector.lab.endpoint import congestion_controls
 from tcpkmon.collector.linux.machine import describe_machine
 from tcpkmon.formats.analysis.conform import RULES
-from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import KernelError
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "conformance.md"
@@ -251,8 +249,3 @@ def command(
     if docs and of_scenarios:
         write_part(PAGE, "conform-alarms", counts)
     return 0
-
-
-def main() -> None:
-    """The entry point of the script."""
-    sys.exit(run(command, prog="conform"))

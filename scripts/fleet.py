@@ -23,13 +23,14 @@ import click
 import numpy as np
 import pyarrow
 
+from scripts.experiments.report import write_part
+from tcpkmon.collector.linux.machine import describe_machine
 from tcpkmon.formats.dataset import QUERIES, Files, Store, add, ask, opened
 from tcpkmon.formats.dataset.adding import USUAL
 
 OF_CONNECTIONS = ("intervals", "requests")
 DAYS = ("2026-11-15", "2026-11-22")
 DOCS = Path(__file__).parent.parent / "docs" / "fleet.md"
-BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
 _SPREAD = 0.5
 """Of the logarithm of the factors."""
 
@@ -198,14 +199,12 @@ def tables(runs: list[dict[str, Any]], connections: int) -> str:
             one = run["queries"][name]
             cells.append(f"{one['s']:.1f} ({one['cpu_s']:.1f}); {one['files']:,}; {one['mb']:,.1f}")
         text.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(text) + "\n"
+    return "\n".join(text)
 
 
 def machine(runs: list[dict[str, Any]]) -> str:
     """On what it was measured, and what real captures need."""
-    model = next((line.partition(":")[2].strip() for line in
-                  Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-                  if line.startswith("model name")), "unknown CPU")  # fmt: skip
+    model = describe_machine()["cpu_model"]
     real = runs[-1]["template"]
     count = real["connections"]
     return (
@@ -253,10 +252,7 @@ def main(
     text = machine(runs) + tables(runs, connections)
     click.echo(text)
     if docs:
-        page = DOCS.read_text(encoding="utf-8")
-        before, _, rest = page.partition(BEGIN)
-        _, _, after = rest.partition(END)
-        DOCS.write_text(before + BEGIN + text + END + after, encoding="utf-8")
+        write_part(DOCS, "fleet.py", text)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import platform
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,7 +28,6 @@ from tcpkmon.collector.lab.link import Link, Way
 from tcpkmon.collector.lab.pair import Pair, drain, join, listening
 from tcpkmon.collector.linux.machine import describe_machine
 from tcpkmon.formats.analysis.why import Source
-from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.export.packetdrill import Options, make_script, read_connection
 
@@ -213,8 +211,3 @@ def _example(text: str) -> str:
     head = [line for line in lines[:6] if line]
     parts = [*head, "...", *lines[opening : opening + 12], "...", *lines[again - 12 : again + 8]]
     return "\n".join(["```", *parts, "```"])
-
-
-def main() -> None:
-    """The entry point of the script."""
-    sys.exit(run(command, prog="packetdrill"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import platform
-import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +16,6 @@ from scripts.requests_truth.cases import CASES
 from scripts.requests_truth.judging import Judged, play
 from scripts.requests_truth.page import page
 from tcpkmon.collector.linux.machine import describe_machine
-from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "requests.md"
@@ -86,8 +84,3 @@ def command(
     write_part(PAGE, "request-truths", text)
     click.echo(f"wrote {PAGE}")
     return 0
-
-
-def main() -> None:
-    """The entry point of the script."""
-    sys.exit(run(command, prog="request-truths"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import platform
-import sys
 import tempfile
 import time
 from dataclasses import asdict
@@ -24,7 +23,6 @@ from scripts.why.unseen import UNSEEN as UNSEEN_FIRST
 from scripts.why.unseen_more import UNSEEN_MORE
 from scripts.why.unseen_third import UNSEEN_THIRD
 from tcpkmon.collector.linux.machine import describe_machine
-from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import UsageError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "why.md"
@@ -119,8 +117,3 @@ def tell_verdicts(only: str, docs: bool) -> int:
         path.write_text(transfers.page(said))
         click.echo(f"wrote {path}")
     return 0
-
-
-def main() -> None:
-    """The entry point of the script."""
-    sys.exit(run(command, prog="why-scenarios"))
