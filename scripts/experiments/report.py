@@ -13,6 +13,7 @@ import rich.table
 from rich.console import Console
 
 from scripts.experiments.results import Results
+from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
 
 NONE = "-"
@@ -91,6 +92,15 @@ def rows_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]
 
 def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+
+def check_whole(results: Results, names: Iterable[str]) -> None:
+    """UsageError where a page cannot be made: of quick results, or where one of these lacks."""
+    missing = [name for name in names if name not in results.seconds]
+    if results.quick or missing:
+        why = "these are quick" if results.quick else f"these lack {', '.join(missing)}"
+        raise UsageError(f"a page is made of the results of a whole run; {why}",
+                         "run it without --quick and --only")  # fmt: skip
 
 
 def write_part(path: Path, script: str, text: str) -> None:

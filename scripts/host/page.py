@@ -42,8 +42,6 @@ EXPERIMENTS = listed(
     groups,
     everything,
 )
-PICTURE = "monitor.png"
-PROGRAMS = ("cc", "ed", "groff", "perf", "login")
 INTRODUCTION = """\
 <!-- SPDX-License-Identifier: Apache-2.0 -->
 <!-- Made by `sudo scripts/host-experiments --docs`: change scripts/host, not this page. -->
@@ -69,16 +67,9 @@ confidence intervals; grey: 1987.
 """
 
 
-def introduction(results: Results) -> str:
-    machine = results.machine
-    return INTRODUCTION.format(
-        model=machine.get("CPU model", "an unknown CPU"),
-        kernel=machine.get("kernel", "?").partition(" ")[0],
-        cpus=machine.get("CPU", "? CPUs").partition(" CPUs")[0].rpartition(" ")[2],
-        rounds=results.rounds,
-        picture=PICTURE,
-        seconds=number(results.median(session.NAME, session.ELAPSED, "monitor") or 0, 0),
-    )
+def words(results: Results) -> dict[str, object]:
+    seconds = results.median(session.NAME, session.ELAPSED, "monitor") or 0
+    return {"seconds": number(seconds, 0)}
 
 
 def draw(results: Results, path: Path) -> None:
@@ -111,8 +102,9 @@ def draw(results: Results, path: Path) -> None:
 
 
 PAPER = Paper(
-    "host-experiments", "1987", EXPERIMENTS, PROGRAMS, "monitor.md", PICTURE, introduction, draw
-)
+    "host-experiments", "1987", EXPERIMENTS, ("cc", "ed", "groff", "perf", "login"), "monitor.md",
+    "monitor.png", INTRODUCTION, words, draw,
+)  # fmt: skip
 
 
 def set_session(_context: click.Context, _option: click.Parameter, seconds: float | None) -> None:

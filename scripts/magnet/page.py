@@ -15,7 +15,6 @@ from scripts.magnet.wire import ANY, FAST, PACKETS, SLOW
 from tcpkmon.formats import drawing
 
 EXPERIMENTS = listed(overhead, loss, packets, stream, modulation, cascade, state, layers)
-PICTURE = "magnet.png"
 SHOWN_MS = 1000
 SHOWN_PERCENT = (-5.0, 40.0)
 """Of the picture; more only where a mean is beyond."""
@@ -74,15 +73,8 @@ def more(results: Results) -> list[Section]:
     return [(costs.title, [costs], [])] if costs else []
 
 
-def introduction(results: Results) -> str:
-    machine = results.machine
-    return INTRODUCTION.format(
-        model=machine.get("CPU model", "an unknown CPU"),
-        cpus=machine.get("CPU", "? CPUs").partition(" CPUs")[0].rpartition(" ")[2],
-        rounds=results.rounds,
-        half=packets.rounds_of(results.rounds),
-        picture=PICTURE,
-    )
+def words(results: Results) -> dict[str, object]:
+    return {"half": packets.rounds_of(results.rounds)}
 
 
 def draw(results: Results, path: Path) -> None:
@@ -138,8 +130,8 @@ def _draw_losses(results: Results, axes: drawing.Axes) -> None:
 
 
 PAPER = Paper(
-    "magnet-experiments", "2001", EXPERIMENTS, ("tcpdump", "cc"), "magnet.md", PICTURE,
-    introduction, draw, more,
+    "magnet-experiments", "2001", EXPERIMENTS, ("tcpdump", "cc"), "magnet.md", "magnet.png",
+    INTRODUCTION, words, draw, more,
 )  # fmt: skip
 command = make_command(
     PAPER,

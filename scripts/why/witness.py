@@ -132,24 +132,6 @@ def holes(way: int = 0, from_s: float = 0.0) -> Witness:
     return tell
 
 
-def answers(size: int, truth: tuple[str, ...], way: int = 0, skip: int = 1) -> Witness:
-    """Answers of so many bytes, one after another: truth from the first byte of each to the last,
-    then, until the next one begins, there is nothing to send. A loss belongs to neither."""
-
-    def tell(trace: Trace, called: float) -> list[Span]:
-        data, spans = data_of(trace, way), []
-        count = int((data["seq"].astype(np.int64) + data["data"]).max()) // size
-        for number in range(skip, count - 1):
-            begin, sent = (passes(trace, way, number * size + at) for at in (0, size - 1))
-            spans.append((begin, sent, truth))
-            lost = (data["fate"] > 1) & (data["seq"] >= number * size)
-            if not np.any(lost & (data["seq"] < (number + 1) * size)):
-                spans.append((sent, passes(trace, way, (number + 1) * size), ("app", "idle")))
-        return inner(spans)
-
-    return tell
-
-
 def kept_back(first: int, size: int) -> Witness:
     """Messages of so many bytes of which the first segment goes out at once: the rest is kept back
     until it is sent (nagle), then the answer is waited for (app)."""
@@ -194,8 +176,9 @@ def of_the_last(tell: Witness) -> Witness:
 def messages(
     *sizes: int, truth: tuple[str, ...], skip: int = 1, least_s: float = 0.006, way: int = 0
 ) -> Witness:
-    """Messages of these sizes in turn, each written in one call. As answers(); a message that went
-    out in less than least_s went at once: nothing bounded it, and that is no span."""
+    """Messages of these sizes in turn, each written in one call: truth from the first byte of each
+    to the last, then, until the next one begins, there is nothing to send. A loss belongs to
+    neither; nor does a message that went out in less than least_s: nothing bounded it."""
 
     def tell(trace: Trace, called: float) -> list[Span]:
         data, spans = data_of(trace, way), []
