@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from scripts import conform_breaks, conform_plays, conform_scenarios
 from scripts.conform_plays import PATHS, Judged, judge
-from scripts.experiments.report import write_part
+from scripts.experiments.report import rows_of, write_part
+from scripts.markdown import table
 from scripts.vm.kernels import version_key
 from scripts.vm.tools import cache
 from tcpkmon.collector.lab.endpoint import congestion_controls
@@ -35,11 +36,9 @@ Play = Callable[[Path, str, str], None]
 
 def rules_table() -> str:
     """The rules, with their sentences and what Linux does otherwise, for the page."""
-    rows = (
-        f"| `{rule.name}` | {rule.rfc} | {rule.quote} | {rule.deviations} |" for rule in RULES
-    )
-    head = "| rule | of | sentence | Linux |\n| --- | --- | --- | --- |"
-    return "\n".join((head, *(row.replace("<-", "\\<-") for row in rows)))
+    rows = ([f"`{rule.name}`", rule.rfc, rule.quote, rule.deviations] for rule in RULES)
+    lines = table(("rule", "of", "sentence", "Linux"), rows)
+    return "\n".join(lines).replace("<-", "\\<-")
 
 
 @dataclass
@@ -132,25 +131,24 @@ def _names(rules: Iterable[str]) -> str:
 
 def matrix(tallies: dict[str, Tally]) -> str:
     """A row for each rule, a column for each kernel and congestion control."""
-    lines = ["Kept / broken / cannot tell:", "",
-             f"| rule | {' | '.join(tallies)} |", f"| --- |{' ---: |' * len(tallies)}"]  # fmt: skip
-    for at, rule in enumerate(RULES):
-        cells = [
+    rows = [
+        [f"`{rule.name}`", *(
             one.untellable.get(rule.name) or " / ".join(f"{n:,}" for n in one.counts[at].tolist())
             for one in tallies.values()
-        ]
-        lines.append(f"| `{rule.name}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        )]
+        for at, rule in enumerate(RULES)
+    ]  # fmt: skip
+    return "\n".join(["Kept / broken / cannot tell:", "", *rows_of(["rule", *tallies], rows)])
 
 
 def alarms(tallies: dict[str, Tally]) -> str:
     """How many captures there are, and how often a rule is broken in them."""
-    lines = [f"Kernel {_machine()}:", "",
-             "| captures | proven | not proven | kept | broken | cannot tell |",
-             "| --- | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
-    for name, one in tallies.items():
-        numbers = " | ".join(f"{n:,}" for n in one.counts.sum(axis=0).tolist())
-        lines.append(f"| {name} | {one.proven} | {one.others} | {numbers} |")
+    heads = ("captures", "proven", "not proven", "kept", "broken", "cannot tell")
+    rows = [
+        [name, str(one.proven), str(one.others),
+         *(f"{n:,}" for n in one.counts.sum(axis=0).tolist())] for name, one in tallies.items()
+    ]  # fmt: skip
+    lines = [f"Kernel {_machine()}:", "", *rows_of(heads, rows)]
     return "\n".join((*lines, "", *textwrap.wrap(" ".join(_remarks(tallies)), 118)))
 
 
@@ -168,7 +166,7 @@ def _remarks(tallies: dict[str, Tally]) -> Iterator[str]:
 
 def breaks(folder: Path) -> str:
     """What breaks a rule on this kernel, and how often it was seen."""
-    lines = ["| rule | what breaks it | broken |", "| --- | --- | ---: |"]
+    rows = []
     for name, one in conform_breaks.BREAKS.items():
         try:
             found = conform_breaks.play(folder / "broken.pm", name).verdicts
@@ -176,8 +174,8 @@ def breaks(folder: Path) -> str:
             click.echo(f"{name}: {error}")
             continue
         for rule in (rule for rule in RULES if found.total(rule)[1]):
-            lines.append(f"| `{rule.name}` | {one.how} | {found.total(rule)[1]:,} |")
-    return "\n".join(lines)
+            rows.append([f"`{rule.name}`", one.how, f"{found.total(rule)[1]:,}"])
+    return "\n".join(table(("rule", "what breaks it", "broken:"), rows))
 
 
 def _machine() -> str:

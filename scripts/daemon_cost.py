@@ -28,6 +28,7 @@ import click
 
 from scripts.experiments.report import write_part
 from scripts.experiments.tools import cpu_seconds
+from scripts.markdown import table
 from tcpkmon.collector.linux.machine import describe_machine
 from tcpkmon.collector.loader.prepare import check_privilege
 
@@ -183,15 +184,13 @@ def as_text(rows: Sequence[Row], seconds: float, load_before: float) -> str:
         "([benchmark.md](benchmark.md)).",
         "CPU time is in % of one CPU; memory is what is resident, and with the process's share of "
         "what several use (RSS / PSS).", "",
-        "| records/s | lost | CPU: capture | supervisor | helpers | memory: capture | supervisor | "
-        "helpers |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        *table(("records/s", "lost", "CPU: capture", *PARTS[1:], "memory: capture", *PARTS[1:]), [
+            [f"{row.records:,.0f}", f"{row.lost:,}",
+             *(f"{row.cpu[part]:.1f} %" for part in PARTS),
+             *("{:.0f} / {:.0f} MiB".format(*row.memory_mib[part]) for part in PARTS)]
+            for row in rows
+        ]),
     ]  # fmt: skip
-    for row in rows:
-        cells = [f"{row.records:,.0f}", f"{row.lost:,}"]
-        cells += [f"{row.cpu[part]:.1f} %" for part in PARTS]
-        cells += ["{:.0f} / {:.0f} MiB".format(*row.memory_mib[part]) for part in PARTS]
-        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ import click
 import numpy as np
 import pyarrow
 
-from scripts.experiments.report import write_part
+from scripts.experiments.report import rows_of, write_part
 from tcpkmon.collector.linux.machine import describe_machine
 from tcpkmon.formats.dataset import QUERIES, Files, Store, add, ask, opened
 from tcpkmon.formats.dataset.adding import USUAL
@@ -178,8 +178,7 @@ def _read_bytes() -> int:
 
 def tables(runs: list[dict[str, Any]], connections: int) -> str:
     """The figures as two tables of Markdown."""
-    heads = " | ".join(f"{run['hosts']:,} hosts" for run in runs)
-    line = "| --- |" + " --: |" * len(runs)
+    heads = [f"{run['hosts']:,} hosts" for run in runs]
     rows = [
         ("bytes a connection", [f"{run['bytes']:,.0f}" for run in runs]),
         ("files", [f"{run['files']:,}" for run in runs]),
@@ -189,17 +188,17 @@ def tables(runs: list[dict[str, Any]], connections: int) -> str:
         ("largest memory, asking, MB",
          [f"{max(one['peak_mb'] for one in run['queries'].values()):,.0f}" for run in runs]),
     ]  # fmt: skip
-    text = [f"| {connections:,} connections a host | {heads} |", line]
-    text += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows]
+    text = rows_of([f"{connections:,} connections a host", *heads],
+                   [[name, *cells] for name, cells in rows])  # fmt: skip
     text += ["", "Each cell: seconds (CPU seconds); files given to the engine; MB that it read."]
-    text += ["", f"| question | {heads} |", line]  # fmt: skip
+    questions = []
     for name in runs[0]["queries"]:
-        cells = []
-        for run in runs:
-            one = run["queries"][name]
-            cells.append(f"{one['s']:.1f} ({one['cpu_s']:.1f}); {one['files']:,}; {one['mb']:,.1f}")
-        text.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(text)
+        asked = [run["queries"][name] for run in runs]
+        questions.append([name, *(
+            f"{one['s']:.1f} ({one['cpu_s']:.1f}); {one['files']:,}; {one['mb']:,.1f}"
+            for one in asked
+        )])  # fmt: skip
+    return "\n".join([*text, "", *rows_of(["question", *heads], questions)])
 
 
 def machine(runs: list[dict[str, Any]]) -> str:

@@ -21,6 +21,7 @@ from scripts.conform_plays import capturing
 from scripts.drill.language import ScriptError
 from scripts.drill.player import play
 from scripts.experiments.report import rows_of, write_part
+from scripts.markdown import table
 from scripts.vm.kernels import version_key
 from scripts.vm.tools import cache
 from tcpkmon.collector.lab.lab import Lab
@@ -147,10 +148,10 @@ def kernels_part() -> str:
         said = [one["plays"].get(name) for name in names]
         cells = ["-" if text is None else f"fails: {text}" if text else "passes" for text in said]
         rows.append([one["kernel"], *cells])
-    table = rows_of(["played on", *(f"script of {name}" for name in names)], rows)
+    plays = rows_of(["played on", *(f"script of {name}" for name in names)], rows)
     shown = [f"Of the script of {one['kernel']}:\n\n```\n{_syns(one['script'])}\n```"
              for one in (read[0], read[-1])]  # fmt: skip
-    return "\n\n".join(("\n".join(table), *shown))
+    return "\n\n".join(("\n".join(plays), *shown))
 
 
 def _syns(text: str) -> str:
@@ -175,8 +176,7 @@ def command(docs: bool, guests: bool, times: int, program: str) -> int:
         if docs:
             write_part(PAGE, "packetdrill-kernels", found)
         return 0
-    lines = ["| transfer | player | packetdrill |", "| --- | ---: | ---: |"]
-    changed = ["| changed | transfer | passes | fails with |", "| --- | --- | ---: | --- |"]
+    plays, changed = [], []
     with tempfile.TemporaryDirectory() as folder:
         texts = {}
         for name in CASES:
@@ -188,17 +188,18 @@ def command(docs: bool, guests: bool, times: int, program: str) -> int:
                 said = [play_real(texts[name], program) for _ in range(times)]
                 real = f"{said.count('')} of {times}"
                 why = why or max(said)
-            lines.append(f"| {name} | {passed} of {times} | {real} |")
-            click.echo(f"{lines[-1]} {why}")
+            plays.append([name, f"{passed} of {times}", real])
+            click.echo(f"{' '.join(plays[-1])} {why}")
         for what, (name, settings) in CHANGES.items():
             passed, why = try_play(texts[name], settings, times)
-            changed.append(f"| {what} | {name} | {passed} of {times} | {why} |")
-            click.echo(changed[-1])
+            changed.append([what, name, f"{passed} of {times}", why])
+            click.echo(" ".join(changed[-1]))
     if docs:
         machine = f"{platform.release()}, {describe_machine()['cpu_model']}"
         write_part(PAGE, "packetdrill-plays", f"Kernel {machine}; plays that pass:\n\n"
-                   + "\n".join(lines))  # fmt: skip
-        write_part(PAGE, "packetdrill-changes", "\n".join(changed))
+                   + "\n".join(rows_of(("transfer", "player", "packetdrill"), plays)))  # fmt: skip
+        heads = ("changed", "transfer", "passes:", "fails with")
+        write_part(PAGE, "packetdrill-changes", "\n".join(table(heads, changed)))
         write_part(PAGE, "packetdrill-example", _example(texts["loss"]))
     return 0
 

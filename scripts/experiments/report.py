@@ -12,6 +12,7 @@ from pathlib import Path
 import rich.table
 from rich.console import Console
 
+from scripts import markdown
 from scripts.experiments.results import Results
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
@@ -85,13 +86,8 @@ def remarks_of(results: Results, name: str) -> list[str]:
 
 
 def rows_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table; text columns left, figures right."""
-    lines = [_row(headings), "| --- |" + " ---: |" * (len(headings) - 1)]
-    return lines + [_row(row) for row in rows]
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+    """A Markdown table; the first column left, figures right."""
+    return markdown.table([headings[0], *(f"{one}:" for one in headings[1:])], rows)
 
 
 def check_whole(results: Results, names: Iterable[str]) -> None:
