@@ -21,7 +21,7 @@ SCRIPTS = {
     # Plans of tcpkmon bisect whose answer is known, for docs/bisect.md.
     "bisect-example": "scripts.bisect_example",
     # Transfers with each congestion control over a test link, and which rules they keep.
-    "conform": "scripts.conform_matrix",
+    "conform": "scripts.conformance.matrix",
     # CPU time and memory of the daemon at several rates of records, in about 90 seconds.
     "daemon-cost": "scripts.daemon_cost",
     # docs/gallery.md and its pictures, from transfers that it captures.
@@ -33,7 +33,7 @@ SCRIPTS = {
     # A million sockets, and records of more connections than come; writes docs/many.md.
     "many-connections": "scripts.many.main",
     # Recorded transfers as scripts of packetdrill, played against this kernel.
-    "packetdrill": "scripts.packetdrill_page",
+    "packetdrill": "scripts.drill.page",
     # tcpkmon requests beside what redis, nginx, PostgreSQL and clients log themselves.
     "request-truths": "scripts.requests_truth.main",
     # The daemon under changing load while it is reloaded, killed and short of disk.

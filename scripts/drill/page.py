@@ -5,7 +5,6 @@ the examples and the table of docs/packetdrill.md."""
 from __future__ import annotations
 
 import json
-import platform
 import shutil
 import socket
 import subprocess
@@ -17,9 +16,10 @@ from pathlib import Path
 
 import click
 
-from scripts.conform_plays import capturing
+from scripts.conformance.plays import capturing
 from scripts.drill.language import ScriptError
 from scripts.drill.player import play
+from scripts.experiments.machine import here
 from scripts.experiments.report import rows_of, write_part
 from scripts.markdown import table
 from scripts.vm.kernels import version_key
@@ -27,12 +27,11 @@ from scripts.vm.tools import cache
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.link import Link, Way
 from tcpkmon.collector.lab.pair import Pair, drain, join, listening
-from tcpkmon.collector.linux.machine import describe_machine
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.export.packetdrill import Options, make_script, read_connection
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "packetdrill.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "packetdrill.md"
 SERVER = "10.77.0.2"
 _BACK = Way(delay_ms=20)
 _WAY = Way(rate_mbit=50, delay_ms=20)
@@ -195,8 +194,8 @@ def command(docs: bool, guests: bool, times: int, program: str) -> int:
             changed.append([what, name, f"{passed} of {times}", why])
             click.echo(" ".join(changed[-1]))
     if docs:
-        machine = f"{platform.release()}, {describe_machine()['cpu_model']}"
-        write_part(PAGE, "packetdrill-plays", f"Kernel {machine}; plays that pass:\n\n"
+        machine = "Kernel {kernel}, {cpu}".format(**here())
+        write_part(PAGE, "packetdrill-plays", f"{machine}; plays that pass:\n\n"
                    + "\n".join(rows_of(("transfer", "player", "packetdrill"), plays)))  # fmt: skip
         heads = ("changed", "transfer", "passes:", "fails with")
         write_part(PAGE, "packetdrill-changes", "\n".join(table(heads, changed)))
