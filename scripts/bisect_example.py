@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -14,9 +13,8 @@ from pathlib import Path
 
 import click
 
+from scripts.experiments.machine import here
 from scripts.experiments.report import write_part
-from tcpkmon.collector.linux.machine import describe_machine
-from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import TcpkmonError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,7 +70,7 @@ def bisect(folder: Path, words: list[str]) -> str:
     if done.returncode:
         raise TcpkmonError(f"tcpkmon bisect ended with {done.returncode}")
     shown = " ".join(f"'{word}'" if " " in word else word for word in words)
-    machine = f"Linux {platform.release()}, {describe_machine()['cpu_model']}"
+    machine = "Linux {kernel}, {cpu}".format(**here())
     load = f"load {os.getloadavg()[0]:.0f} of {os.cpu_count()} CPUs"
     said = (line for line in done.stdout.splitlines() if not line.startswith("setup: "))
     lines = (f"# tcpkmon bisect {shown}", *said)
@@ -106,8 +104,3 @@ def command(docs: bool, kernels: bool, keep: Path | None) -> int:
     if docs:
         write_part(PAGE, "bisect-kernels" if kernels else "bisect-example", told)
     return 0
-
-
-def main() -> None:
-    """The entry point of the script."""
-    sys.exit(run(command, prog="bisect-example"))

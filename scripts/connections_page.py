@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from markdown import table
+
 from tcpkmon.formats.analysis.why import CONNECTIONS, INTERVALS, LIMITS, Column
 
 _HEAD = """<!-- SPDX-License-Identifier: Apache-2.0 -->
@@ -77,12 +79,12 @@ def connections_page() -> str:
 
 
 def _table(columns: Iterable[Column], names: tuple[str, ...]) -> str:
-    heads = ["column", "kind", "meaning", *(["needs"] if names else []), *names]
-    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    rows = []
     for column in columns:
         cells = [f"`{column.name}`", column.kind + ("?" if column.null else ""), column.text]
         if names:
             cells.append(f"`{column.needs}`" if column.needs else "")
         cells += [f"`{getattr(column, name)}`" if getattr(column, name) else "" for name in names]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append(cells)
+    heads = ["column", "kind", "meaning", *(["needs"] if names else []), *names]
+    return "\n".join(table(heads, rows))

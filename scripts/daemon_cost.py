@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -25,12 +24,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
+from scripts.experiments.report import write_part
 from scripts.experiments.tools import cpu_seconds
+from scripts.markdown import table
 from tcpkmon.collector.linux.machine import describe_machine
+from tcpkmon.collector.loader.prepare import check_privilege
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "daemon.md"
-HEADING = "## What it costs"
 RATES = (0, 1_000, 100_000)
 SETTLE_S, TICK_S, LATE_S = 4.0, 0.002, 0.05
 """LATE_S: what the load is late it makes good, up to this time."""
@@ -167,13 +170,12 @@ def measure(
 
 
 def as_text(rows: Sequence[Row], seconds: float, load_before: float) -> str:
-    """The section of the page."""
+    """The part of the page."""
     model = describe_machine()["cpu_model"]
     shared = ""
     if load_before > BUSY:
         shared = f" The machine did other work meanwhile (load average {load_before:.1f} before)."
     lines = [
-        HEADING, "",
         f"`sudo scripts/daemon-cost --docs` measured this on {model}, {os.cpu_count()} CPUs, Linux "
         f"{platform.release()}: a capture with",
         "the default columns into segments of 64 MiB on the disk, "
@@ -182,34 +184,22 @@ def as_text(rows: Sequence[Row], seconds: float, load_before: float) -> str:
         "([benchmark.md](benchmark.md)).",
         "CPU time is in % of one CPU; memory is what is resident, and with the process's share of "
         "what several use (RSS / PSS).", "",
-        "| records/s | lost | CPU: capture | supervisor | helpers | memory: capture | supervisor | "
-        "helpers |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        *table(("records/s", "lost", "CPU: capture", *PARTS[1:], "memory: capture", *PARTS[1:]), [
+            [f"{row.records:,.0f}", f"{row.lost:,}",
+             *(f"{row.cpu[part]:.1f} %" for part in PARTS),
+             *("{:.0f} / {:.0f} MiB".format(*row.memory_mib[part]) for part in PARTS)]
+            for row in rows
+        ]),
     ]  # fmt: skip
-    for row in rows:
-        cells = [f"{row.records:,.0f}", f"{row.lost:,}"]
-        cells += [f"{row.cpu[part]:.1f} %" for part in PARTS]
-        cells += ["{:.0f} / {:.0f} MiB".format(*row.memory_mib[part]) for part in PARTS]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
-def write_page(text: str) -> None:
-    """Put the section into the page, in place of the one that is there."""
-    page = PAGE.read_text()
-    head, found, rest = page.partition(HEADING + "\n")
-    _, _, after = rest.partition("\n## ") if found else ("", "", "")
-    end = f"\n## {after}" if after else ""
-    PAGE.write_text(head.rstrip("\n") + "\n\n" + text + end)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--docs", action="store_true", help="write the table of docs/daemon.md")
-    parser.add_argument("--seconds", type=float, default=12.0, help="of each row")
-    given = parser.parse_args()
-    if os.geteuid() != 0:
-        sys.exit("scripts/daemon-cost: capturing needs root: run it with sudo")
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--docs", is_flag=True, help="Write the table of docs/daemon.md.")
+@click.option("--seconds", default=12.0, show_default=True, help="Of each row.")
+def command(docs: bool, seconds: float) -> None:
+    """Measure CPU time and memory of the daemon at several rates of records, in 90 seconds."""
+    check_privilege()
     load_before = os.getloadavg()[0]
     rate, port = multiprocessing.Value("d", 0.0), multiprocessing.Value("i", 0)
     sender = multiprocessing.Process(target=load, args=(rate, port), daemon=True)
@@ -222,10 +212,10 @@ def main() -> None:
         running(Path(made), port.value) as (daemon, environment),
     ):
         for wanted in RATES:
-            rows.append(measure(wanted, rate, daemon, environment, given.seconds))
+            rows.append(measure(wanted, rate, daemon, environment, seconds))
             print(rows[-1], file=sys.stderr)
     sender.terminate()
-    text = as_text(rows, given.seconds, load_before)
+    text = as_text(rows, seconds, load_before)
     print(text)
-    if given.docs:
-        write_page(text)
+    if docs:
+        write_part(PAGE, "daemon-cost", text)

@@ -10,6 +10,7 @@ What is written by hand is in docs/man/*.1.in (all but the options) and in the t
 
 from __future__ import annotations
 
+import html
 import re
 import sys
 import textwrap
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import markdown
 from connections_page import connections_page
 from tables_page import tables_page
 
@@ -113,11 +115,9 @@ CONTROL_CALLVALUES = {
 
 
 def table(headings: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table; numbers (a heading that ends with a colon) are right-aligned."""
-    lines = ["| " + " | ".join(heading.rstrip(":") for heading in headings) + " |"]
-    lines.append("|" + "|".join("--:" if h.endswith(":") else "---" for h in headings) + "|")
-    lines += ["| " + " | ".join(cell(text) for text in row) + " |" for row in rows]
-    return "\n".join(lines)
+    """Its text; cells are as HTML has them."""
+    escaped = [[html.escape(text, quote=False) for text in row] for row in rows]
+    return "\n".join(markdown.table(headings, escaped))
 
 
 def page(*parts: str) -> str:
@@ -130,12 +130,6 @@ def fill(text: str) -> str:
     return textwrap.fill(
         " ".join(text.split()), 100, break_long_words=False, break_on_hyphens=False
     )
-
-
-def cell(text: str) -> str:
-    for character, name in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|")):
-        text = text.replace(character, name)
-    return text
 
 
 def code(text: str) -> str:

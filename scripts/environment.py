@@ -1,6 +1,13 @@
+#!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Brings a script that measures into the environment .venv; runs with any Python."""
+"""Runs one of SCRIPTS: that whose name the link has by which this file is called.
 
+    sudo scripts/bench --help
+
+It runs scripts/setup, then itself with the Python of .venv, and there the module's command.
+"""
+
+import importlib
 import os
 import subprocess
 import sys
@@ -8,16 +15,41 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(VENV, "bin", "python")
+SCRIPTS = {
+    # What tcpkmon costs beside perf, bpftrace and tcpdump; which of two trees is slower.
+    "bench": "scripts.benchmark.main",
+    # Plans of tcpkmon bisect whose answer is known, for docs/bisect.md.
+    "bisect-example": "scripts.bisect_example",
+    # Transfers with each congestion control over a test link, and which rules they keep.
+    "conform": "scripts.conformance.matrix",
+    # CPU time and memory of the daemon at several rates of records, in about 90 seconds.
+    "daemon-cost": "scripts.daemon_cost",
+    # docs/gallery.md and its pictures, from transfers that it captures.
+    "gallery": "scripts.gallery_page",
+    # The event monitor of 1987 and HP-UX's measurement system of 1988.
+    "host-experiments": "scripts.host.page",
+    # MAGNeT's experiments of 2001.
+    "magnet-experiments": "scripts.magnet.page",
+    # A million sockets, and records of more connections than come; writes docs/many.md.
+    "many-connections": "scripts.many.main",
+    # Recorded transfers as scripts of packetdrill, played against this kernel.
+    "packetdrill": "scripts.drill.page",
+    # tcpkmon requests beside what redis, nginx, PostgreSQL and clients log themselves.
+    "request-truths": "scripts.requests_truth.main",
+    # The daemon under changing load while it is reloaded, killed and short of disk.
+    "soak": "scripts.soaking.main",
+    # How often tcpkmon why finds the limit of connections whose limit was made.
+    "why-scenarios": "scripts.why.main",
+}
 
 
-def enter(script: str) -> None:
-    """Runs scripts/setup, then the script again with the Python of .venv; returns there.
+def enter(name: str) -> None:
+    """Runs scripts/setup, then this script again with the Python of .venv; returns there.
 
     Without root it ends with a message, except for --help and --read.
     """
     if os.path.realpath(sys.prefix) == os.path.realpath(VENV):
         return
-    name = os.path.basename(script)
     helping = {"-h", "--help"} & set(sys.argv[1:])
     if not helping and os.geteuid() != 0 and "--read" not in sys.argv[1:]:
         sys.exit(f"{name}: measuring needs root; run: sudo scripts/{name}")
@@ -28,4 +60,15 @@ def enter(script: str) -> None:
         if setup.returncode:
             sys.exit(setup.returncode)
     # -I: no module may come from the current folder.
-    os.execv(PYTHON, [PYTHON, "-I", os.path.realpath(script), *sys.argv[1:]])
+    os.execv(PYTHON, [PYTHON, "-I", os.path.abspath(sys.argv[0]), *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    called = os.path.basename(sys.argv[0])
+    if called not in SCRIPTS:
+        sys.exit(f"environment.py: call it by one of these links: {', '.join(SCRIPTS)}")
+    enter(called)
+    sys.path.insert(0, ROOT)
+    from tcpkmon.formats.base.cli import run
+
+    sys.exit(run(importlib.import_module(SCRIPTS[called]).command, prog=called))

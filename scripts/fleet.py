@@ -23,13 +23,14 @@ import click
 import numpy as np
 import pyarrow
 
+from scripts.experiments.report import rows_of, write_part
+from tcpkmon.collector.linux.machine import describe_machine
 from tcpkmon.formats.dataset import QUERIES, Files, Store, add, ask, opened
 from tcpkmon.formats.dataset.adding import USUAL
 
 OF_CONNECTIONS = ("intervals", "requests")
 DAYS = ("2026-11-15", "2026-11-22")
 DOCS = Path(__file__).parent.parent / "docs" / "fleet.md"
-BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
 _SPREAD = 0.5
 """Of the logarithm of the factors."""
 
@@ -177,8 +178,7 @@ def _read_bytes() -> int:
 
 def tables(runs: list[dict[str, Any]], connections: int) -> str:
     """The figures as two tables of Markdown."""
-    heads = " | ".join(f"{run['hosts']:,} hosts" for run in runs)
-    line = "| --- |" + " --: |" * len(runs)
+    heads = [f"{run['hosts']:,} hosts" for run in runs]
     rows = [
         ("bytes a connection", [f"{run['bytes']:,.0f}" for run in runs]),
         ("files", [f"{run['files']:,}" for run in runs]),
@@ -188,24 +188,22 @@ def tables(runs: list[dict[str, Any]], connections: int) -> str:
         ("largest memory, asking, MB",
          [f"{max(one['peak_mb'] for one in run['queries'].values()):,.0f}" for run in runs]),
     ]  # fmt: skip
-    text = [f"| {connections:,} connections a host | {heads} |", line]
-    text += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows]
+    text = rows_of([f"{connections:,} connections a host", *heads],
+                   [[name, *cells] for name, cells in rows])  # fmt: skip
     text += ["", "Each cell: seconds (CPU seconds); files given to the engine; MB that it read."]
-    text += ["", f"| question | {heads} |", line]  # fmt: skip
+    questions = []
     for name in runs[0]["queries"]:
-        cells = []
-        for run in runs:
-            one = run["queries"][name]
-            cells.append(f"{one['s']:.1f} ({one['cpu_s']:.1f}); {one['files']:,}; {one['mb']:,.1f}")
-        text.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(text) + "\n"
+        asked = [run["queries"][name] for run in runs]
+        questions.append([name, *(
+            f"{one['s']:.1f} ({one['cpu_s']:.1f}); {one['files']:,}; {one['mb']:,.1f}"
+            for one in asked
+        )])  # fmt: skip
+    return "\n".join([*text, "", *rows_of(["question", *heads], questions)])
 
 
 def machine(runs: list[dict[str, Any]]) -> str:
     """On what it was measured, and what real captures need."""
-    model = next((line.partition(":")[2].strip() for line in
-                  Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-                  if line.startswith("model name")), "unknown CPU")  # fmt: skip
+    model = describe_machine()["cpu_model"]
     real = runs[-1]["template"]
     count = real["connections"]
     return (
@@ -253,10 +251,7 @@ def main(
     text = machine(runs) + tables(runs, connections)
     click.echo(text)
     if docs:
-        page = DOCS.read_text(encoding="utf-8")
-        before, _, rest = page.partition(BEGIN)
-        _, _, after = rest.partition(END)
-        DOCS.write_text(before + BEGIN + text + END + after, encoding="utf-8")
+        write_part(DOCS, "fleet.py", text)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 from PIL import Image
 from selenium import webdriver
 
@@ -113,8 +114,9 @@ def photograph(page: str, target: str, part: str) -> None:
     browser.quit()
 
 
-def main() -> None:
-    """Make all."""
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Make docs/gallery.md and its pictures, from transfers through a bottleneck."""
     images = ROOT / "docs" / "images"
     parts = [_HEAD]
     with tempfile.TemporaryDirectory() as name:

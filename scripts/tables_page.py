@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from markdown import table
+
 from tcpkmon.formats.schema import Schema
 from tcpkmon.formats.tables import SHIPPED, Column, snapshot_columns
 from tcpkmon.formats.tables.shipped import RECORD_HEAD
@@ -76,9 +78,9 @@ def tables_page(schema: Schema) -> str:
 
 
 def _table(columns: Iterable[Column]) -> str:
-    lines = ["| column | type | unit | meaning |", "| --- | --- | --- | --- |"]
-    for one in columns:
-        text = one.text.replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
-        kind = f"{one.type}{' or null' if one.null else ''}"
-        lines.append(f"| `{one.name}` | {kind} | {one.unit} | {text} |")
-    return "\n".join(lines)
+    rows = [
+        [f"`{one.name}`", f"{one.type}{' or null' if one.null else ''}", one.unit,
+         one.text.replace("<", "&lt;").replace(">", "&gt;")]
+        for one in columns
+    ]  # fmt: skip
+    return "\n".join(table(("column", "type", "unit", "meaning"), rows))

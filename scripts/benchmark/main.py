@@ -31,7 +31,6 @@ from scripts.experiments.context import ROOT, Context
 from scripts.experiments.report import make_console, print_results, print_table
 from scripts.experiments.results import Results
 from tcpkmon.collector.loader.prepare import check_privilege
-from tcpkmon.formats.base.cli import run as run_command
 from tcpkmon.formats.base.errors import UsageError
 
 ROUNDS = 5
@@ -154,8 +153,3 @@ def _measure(
     programs = [name for name in peers.PACKAGES if not (quick and name in NOT_QUICK)]
     running.measure(results, {name: MEASURES[name] for name in wanted}, folder, programs)
     return results
-
-
-def main() -> None:
-    """The entry point of scripts/bench."""
-    sys.exit(run_command(command))

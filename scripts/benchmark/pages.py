@@ -13,10 +13,10 @@ from typing import Any
 from scripts.benchmark import slowdown
 from scripts.benchmark.means import beside, each_beside, mean_slowdown
 from scripts.benchmark.report import markdown
-from scripts.experiments.report import NONE, rows_of, write_whole
+from scripts.experiments.report import NONE, check_whole, rows_of, write_whole
 from scripts.experiments.results import Results
 from scripts.experiments.stats import number, percent
-from tcpkmon.formats.base.errors import FileError, UsageError
+from tcpkmon.formats.base.errors import FileError
 
 INDEX = """\
 <!-- SPDX-License-Identifier: Apache-2.0 -->
@@ -123,11 +123,7 @@ def write(results: Results, docs: Path, sections: Sequence[str]) -> list[Path]:
 
     A page is made of a whole run: UsageError for a quick one, and where a section is missing.
     """
-    missing = [name for name in sections if name not in results.seconds]
-    if results.quick or missing:
-        why = "these are quick" if results.quick else f"these lack {', '.join(missing)}"
-        raise UsageError(f"a page is made of the results of a whole run; {why}", "run it without"
-                         " --quick and --only")  # fmt: skip
+    check_whole(results, sections)
     page = headline(results)
     folder = docs / "benchmark"
     folder.mkdir(exist_ok=True)

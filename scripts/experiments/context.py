@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from scripts.experiments.load import Load
 from scripts.experiments.results import Results
 from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.formats.base.errors import LossError, TcpkmonError
 
 ROOT = Path(__file__).absolute().parents[2]
 BIN = ROOT / ".venv" / "bin"
@@ -70,6 +72,15 @@ class Context:
             lab.a.run(many_ports)
             with Load(self.load_program, lab) as load:
                 yield lab, load
+
+
+def tell(*words: object) -> str:
+    """What a command of tcpkmon prints, of a capture with losses too. TcpkmonError: it fails."""
+    command = [str(BIN / "tcpkmon"), *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, LossError.exit_code):
+        raise TcpkmonError(f"tcpkmon {words[0]} ends with {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
 
 
 def cpus() -> tuple[int, int]:

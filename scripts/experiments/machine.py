@@ -20,6 +20,11 @@ def memory_mib(process: int | str, what: str = "VmHWM") -> float:
     return int(_first(rf"^{what}:\s*(\d+) kB", status)) / 1024
 
 
+def here() -> dict[str, str]:
+    """Its cpu and kernel."""
+    return {"cpu": describe_machine()["cpu_model"], "kernel": platform.release()}
+
+
 def describe(root: Path) -> dict[str, str]:
     """What can make a difference, by name, in the order of the report."""
     cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")

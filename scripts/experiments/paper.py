@@ -13,7 +13,6 @@ from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure, table_of
 from scripts.experiments.report import Section, Table
 from scripts.experiments.results import Results
-from tcpkmon.formats.base.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,9 @@ def no_more(_results: Results) -> list[Section]:
 class Paper:
     """Experiments of `years`, the script that runs them, and their page in docs.
 
-    introduction: the page's begin, in Markdown. draw: makes the picture. more: sections after that
-    of the figures. programs: what the experiments need, as peers.install() knows it.
+    introduction: the page's begin, in Markdown, with words in braces: those of introduce(), and of
+    `words`. draw: makes the picture. more: sections after that of the figures. programs: what the
+    experiments need, as peers.install() knows it.
     """
 
     script: str
@@ -51,7 +51,8 @@ class Paper:
     programs: Sequence[str]
     page: str
     picture: str
-    introduction: Callable[[Results], str]
+    introduction: str
+    words: Callable[[Results], dict[str, object]]
     draw: Callable[[Results, Path], None]
     more: Callable[[Results], list[Section]] = no_more
 
@@ -71,18 +72,23 @@ class Paper:
                 found.append((one.title, tables, report.remarks_of(results, name)))
         return found
 
+    def introduce(self, results: Results) -> str:
+        machine = results.machine
+        return self.introduction.format(
+            model=machine.get("CPU model", "an unknown CPU"),
+            kernel=machine.get("kernel", "?").partition(" ")[0],
+            cpus=machine.get("CPU", "? CPUs").partition(" CPUs")[0].rpartition(" ")[2],
+            rounds=results.rounds, picture=self.picture, **self.words(results),
+        )  # fmt: skip
+
     def markdown(self, results: Results) -> str:
-        lines = [self.introduction(results), *report.in_markdown(self.sections(results))]
+        lines = [self.introduce(results), *report.in_markdown(self.sections(results))]
         lines += ["\n## The machine\n", *report.rows_of(("", ""), results.machine.items())]
         return "\n".join(lines).rstrip() + "\n"
 
     def write(self, results: Results, docs: Path) -> list[Path]:
         """The page and its picture. UsageError for quick results, or incomplete ones."""
-        missing = [name for name in self.experiments if name not in results.seconds]
-        if results.quick or missing:
-            why = "these are quick" if results.quick else f"these lack {', '.join(missing)}"
-            raise UsageError(f"the page is made of a whole run; {why}", "run it without --quick "
-                             "and --only")  # fmt: skip
+        report.check_whole(results, self.experiments)
         picture = docs / "images" / self.picture
         self.draw(results, picture)
         page = docs / self.page

@@ -12,7 +12,9 @@ from pathlib import Path
 import rich.table
 from rich.console import Console
 
+from scripts import markdown
 from scripts.experiments.results import Results
+from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
 
 NONE = "-"
@@ -84,13 +86,17 @@ def remarks_of(results: Results, name: str) -> list[str]:
 
 
 def rows_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table; text columns left, figures right."""
-    lines = [_row(headings), "| --- |" + " ---: |" * (len(headings) - 1)]
-    return lines + [_row(row) for row in rows]
+    """A Markdown table; the first column left, figures right."""
+    return markdown.table([headings[0], *(f"{one}:" for one in headings[1:])], rows)
 
 
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+def check_whole(results: Results, names: Iterable[str]) -> None:
+    """UsageError where a page cannot be made: of quick results, or where one of these lacks."""
+    missing = [name for name in names if name not in results.seconds]
+    if results.quick or missing:
+        why = "these are quick" if results.quick else f"these lack {', '.join(missing)}"
+        raise UsageError(f"a page is made of the results of a whole run; {why}",
+                         "run it without --quick and --only")  # fmt: skip
 
 
 def write_part(path: Path, script: str, text: str) -> None:

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
-from scripts.experiments.context import BIN, Context
+from scripts.experiments.context import Context, tell
 from scripts.host import floods
 from scripts.host.checks import agree, bound, figures_of, tables_of
 from tcpkmon.collector import capturing
@@ -26,10 +25,10 @@ def measure(context: Context) -> None:
     with capturing.start("paging", log, buffer_mb=RING_MB, force=True, options=options):
         for _ in range(RUNS):
             floods.faults()
-    told = json.loads(_run("verify", "--json", str(log), codes=(0, 3)))
+    told = json.loads(tell("verify", "--json", log))
     lost = sum(one["lost_total"] for one in told["files"] if "dump.cpu" in one["path"])
     whole, part = (
-        json.loads(_run("condense", "--json", *words, str(log), codes=(0, 3)))["head"]
+        json.loads(tell("condense", "--json", *words, log))["head"]
         for words in ((), ("--discard-lossy", "0"))
     )
     results = context.results
@@ -40,13 +39,6 @@ def measure(context: Context) -> None:
     bound(results, NAME, "buffers left out by --discard-lossy 0", left_out, least=1)
     agree(results, NAME, "events reported and left out: all", part["events"]
           + part["discarded_events"], whole["events"])  # fmt: skip
-
-
-def _run(*words: str, codes: tuple[int, ...]) -> str:
-    done = subprocess.run([BIN / "tcpkmon", *words], capture_output=True, text=True, check=False)
-    if done.returncode not in codes:
-        raise ValueError(f"tcpkmon {words[0]}: {done.stderr.strip()[-300:]}")
-    return done.stdout
 
 
 figures, tables = figures_of(NAME), tables_of(NAME)

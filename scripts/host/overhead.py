@@ -24,8 +24,6 @@ COLLECTOR = "collector, s of CPU for both benchmarks"
 BOTH = "both benchmarks"
 MOST = {OFF: 1.002, ON: 1.01}
 REPEATS, QUICK_REPEATS = 2, 1
-SHORT_S = 0.01
-"""A command of less CPU time is short: a few ticks of the page cache decide on it."""
 
 
 def measure(context: Context) -> None:

@@ -1,20 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/monitor.md and its picture, made of the results."""
+"""All experiments, the command scripts/host-experiments, and docs/monitor.md with its picture."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from scripts.experiments.paper import Paper
+import click
+
+from scripts.experiments.command import make_command
+from scripts.experiments.paper import Paper, listed
 from scripts.experiments.results import Results
 from scripts.experiments.stats import number
-from scripts.host import overhead, session
-from scripts.host.experiments import EXPERIMENTS
+from scripts.host import (
+    buffers,
+    calls,
+    disks,
+    everything,
+    files,
+    groups,
+    oracles,
+    overhead,
+    response,
+    samples,
+    scheduling,
+    session,
+)
 from scripts.host.mix import THEN
 from tcpkmon.formats import drawing
 
-PICTURE = "monitor.png"
-PROGRAMS = ("cc", "ed", "groff", "perf", "login")
+EXPERIMENTS = listed(
+    overhead,
+    session,
+    oracles,
+    response,
+    buffers,
+    calls,
+    disks,
+    files,
+    scheduling,
+    samples,
+    groups,
+    everything,
+)
 INTRODUCTION = """\
 <!-- SPDX-License-Identifier: Apache-2.0 -->
 <!-- Made by `sudo scripts/host-experiments --docs`: change scripts/host, not this page. -->
@@ -40,16 +67,9 @@ confidence intervals; grey: 1987.
 """
 
 
-def introduction(results: Results) -> str:
-    machine = results.machine
-    return INTRODUCTION.format(
-        model=machine.get("CPU model", "an unknown CPU"),
-        kernel=machine.get("kernel", "?").partition(" ")[0],
-        cpus=machine.get("CPU", "? CPUs").partition(" CPUs")[0].rpartition(" ")[2],
-        rounds=results.rounds,
-        picture=PICTURE,
-        seconds=number(results.median(session.NAME, session.ELAPSED, "monitor") or 0, 0),
-    )
+def words(results: Results) -> dict[str, object]:
+    seconds = results.median(session.NAME, session.ELAPSED, "monitor") or 0
+    return {"seconds": number(seconds, 0)}
 
 
 def draw(results: Results, path: Path) -> None:
@@ -82,5 +102,27 @@ def draw(results: Results, path: Path) -> None:
 
 
 PAPER = Paper(
-    "host-experiments", "1987", EXPERIMENTS, PROGRAMS, "monitor.md", PICTURE, introduction, draw
-)
+    "host-experiments", "1987", EXPERIMENTS, ("cc", "ed", "groff", "perf", "login"), "monitor.md",
+    "monitor.png", INTRODUCTION, words, draw,
+)  # fmt: skip
+
+
+def set_session(_context: click.Context, _option: click.Parameter, seconds: float | None) -> None:
+    if seconds is not None:
+        session.SECONDS = session.QUICK_SECONDS = seconds
+
+
+command = make_command(
+    PAPER,
+    """Run the experiments of the event monitor of 1987 and of HP-UX's measurement system of 1988.
+
+    On a machine that does nothing else, as root. Exits with 1 if an experiment failed to run.
+    """,
+    "U1 and H8",
+    "in five minutes",
+    click.Option(
+        ["--session"], type=click.FloatRange(10, 3600), metavar="SECONDS", expose_value=False,
+        callback=set_session,
+        help=f"Length of the session of U2 and H10.  [default: {session.SECONDS:.0f}]",
+    ),
+)  # fmt: skip

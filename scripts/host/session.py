@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from scripts.experiments.context import BIN, Context
+from scripts.experiments.context import Context, tell
 from scripts.experiments.figure import Figure
 from scripts.experiments.report import NONE, Table
 from scripts.experiments.results import Results
@@ -74,7 +73,7 @@ def measure(context: Context) -> None:
         results.add(NAME, LOST, "monitor", look(capture).lost)
     log = context.folder / "monitor.out"
     context.say(f"{NAME}: the report, and each cell again")
-    told = condense(log)
+    told = json.loads(tell("condense", log, "--json"))
     _keep(results, told, users)
     check(results, log, told)
 
@@ -82,18 +81,6 @@ def measure(context: Context) -> None:
 def _files(folder: Path) -> Path:
     made = folder / "mix"
     return made if made.exists() else Mix(folder).folder
-
-
-def condense(log: Path) -> dict[str, Any]:
-    """What `tcpkmon condense --json` says. ValueError where it fails."""
-    done = subprocess.run(
-        [str(BIN / "tcpkmon"), "condense", str(log), "--json"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode not in (0, 3):  # 3: events were lost, which is told
-        raise ValueError(f"tcpkmon condense: {done.stderr.strip()}")
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
 
 
 def check(results: Results, log: Path, told: dict[str, Any]) -> None:

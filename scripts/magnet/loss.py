@@ -4,18 +4,15 @@
 from __future__ import annotations
 
 import csv
-import subprocess
 from pathlib import Path
 
-from scripts.experiments.context import BIN, Context
+from scripts.experiments.context import Context, tell
 from scripts.experiments.figure import Figure
-from scripts.experiments.load import BenchError
 from scripts.experiments.report import Table
 from scripts.experiments.results import Results
 from scripts.experiments.stats import number
 from scripts.experiments.tools import Tool
 from scripts.magnet.wire import FAST, PACKETS, SLOW, TRANSFERS, Wire, magnet, wired
-from tcpkmon.formats.base.errors import LossError
 from tcpkmon.formats.registry import format_of
 
 NAME = "M2"
@@ -73,13 +70,7 @@ def _record(context: Context, wire: Wire, tool: Tool, order: str) -> None:
 
 def lost_records(file: Path) -> int:
     """The sum of the counts of a MAGNeT file's LOST records, as its table has them."""
-    done = subprocess.run(
-        [str(BIN / "tcpkmon"), "magnet-parse", str(file)],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode not in (0, LossError.exit_code):
-        raise BenchError(f"tcpkmon magnet-parse: {done.stderr.strip()}")
-    table = done.stdout.splitlines()
+    table = tell("magnet-parse", file).splitlines()
     rows = csv.DictReader(table, delimiter="\t")
     return sum(int(row["size"]) for row in rows if row["event"] == LOST_EVENT)
 

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/magnet.md and its picture, made of the results."""
+"""All experiments, the command scripts/magnet-experiments, and docs/magnet.md with its picture."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from scripts.experiments.paper import Paper
+from scripts.experiments.command import make_command
+from scripts.experiments.paper import Paper, listed
 from scripts.experiments.report import NONE, Section, Table
 from scripts.experiments.results import Results
 from scripts.experiments.stats import number
-from scripts.magnet import loss, modulation, overhead, packets
-from scripts.magnet.experiments import EXPERIMENTS
+from scripts.magnet import cascade, layers, loss, modulation, overhead, packets, state, stream
 from scripts.magnet.wire import ANY, FAST, PACKETS, SLOW
 from tcpkmon.formats import drawing
 
-PICTURE = "magnet.png"
+EXPERIMENTS = listed(overhead, loss, packets, stream, modulation, cascade, state, layers)
 SHOWN_MS = 1000
 SHOWN_PERCENT = (-5.0, 40.0)
 """Of the picture; more only where a mean is beyond."""
@@ -73,15 +73,8 @@ def more(results: Results) -> list[Section]:
     return [(costs.title, [costs], [])] if costs else []
 
 
-def introduction(results: Results) -> str:
-    machine = results.machine
-    return INTRODUCTION.format(
-        model=machine.get("CPU model", "an unknown CPU"),
-        cpus=machine.get("CPU", "? CPUs").partition(" CPUs")[0].rpartition(" ")[2],
-        rounds=results.rounds,
-        half=packets.rounds_of(results.rounds),
-        picture=PICTURE,
-    )
+def words(results: Results) -> dict[str, object]:
+    return {"half": packets.rounds_of(results.rounds)}
 
 
 def draw(results: Results, path: Path) -> None:
@@ -137,6 +130,15 @@ def _draw_losses(results: Results, axes: drawing.Axes) -> None:
 
 
 PAPER = Paper(
-    "magnet-experiments", "2001", EXPERIMENTS, ("tcpdump", "cc"), "magnet.md", PICTURE,
-    introduction, draw, more,
+    "magnet-experiments", "2001", EXPERIMENTS, ("tcpdump", "cc"), "magnet.md", "magnet.png",
+    INTRODUCTION, words, draw, more,
 )  # fmt: skip
+command = make_command(
+    PAPER,
+    """Run the experiments of MAGNeT's paper of 2001, on a machine that does nothing else.
+
+    Two network namespaces are both ends; as root. Exits with 1 if an experiment failed to run.
+    """,
+    "M1, M3 and M4",
+    "in two minutes",
+)

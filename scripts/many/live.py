@@ -5,23 +5,22 @@ from __future__ import annotations
 
 import contextlib
 import re
-import signal
-import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from scripts.benchmark.scale import open_all, robin
-from scripts.experiments.context import BIN, Context, many_ports
+from scripts.experiments.context import Context, many_ports
 from scripts.experiments.machine import memory_mib
-from tcpkmon.collector.control.client import Client, Collector, find_collectors
+from tcpkmon.collector import capturing
+from tcpkmon.collector.control import choosing
+from tcpkmon.collector.control.client import Client
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.linux.privileges import raise_limits
 from tcpkmon.formats.base.segments import find_segments
 from tcpkmon.formats.registry import format_of
 
-START_S, END_S = 300.0, 600.0
+ROTATIONS_S = 300.0
 WORK_S = 2.0
 QUESTIONS_S = 120.0
 ROTATE_S = 15
@@ -61,7 +60,8 @@ def measure(context: Context, ends: int) -> Live:
         before = robin(loads, WORK_S)
         table = 1 << (ends + ends // 20).bit_length()
         begun = time.monotonic()
-        with _capture(lab, folder, table) as (process, client):
+        with _start(lab, folder, table) as capture:
+            client = Client(choosing.choose(capture.pid), QUESTIONS_S)
             found.ready_s = time.monotonic() - begun
             found.trips = before, robin(loads, WORK_S)
             begun = time.monotonic()
@@ -70,10 +70,10 @@ def measure(context: Context, ends: int) -> Live:
             begun = time.monotonic()
             found.counted = int(client.metrics()["tcp"]["connections"])
             found.metrics_s = time.monotonic() - begun
-            found.table_bytes = _table_bytes(process.pid, table)
+            found.table_bytes = _table_bytes(capture.pid, table)
             _wait_for_rotations(folder, 2)
             found.trips = before, robin(loads, WORK_S)
-            found.resident_mib = memory_mib(process.pid)
+            found.resident_mib = memory_mib(capture.pid)
             context.say("many: ending the capture")
     *parts, chain = format_of(folder).verify(folder)
     found.segments = len(parts)
@@ -85,31 +85,16 @@ def measure(context: Context, ends: int) -> Live:
     return found
 
 
-@contextlib.contextmanager
-def _capture(
-    lab: Lab, folder: Path, table: int
-) -> Iterator[tuple[subprocess.Popen[bytes], Client]]:
-    words = [
-        str(BIN / "collect"), "--quiet", "--netns", lab.a.name, "--netns", lab.b.name,
+def _start(lab: Lab, folder: Path, table: int) -> capturing.Capture:
+    options = [
+        "--quiet", "--format", "psc", "--netns", lab.a.name, "--netns", lab.b.name,
         "--connections", str(table), "--reconcile", "--metrics", "--rotate-every", f"{ROTATE_S}s",
-        "--buffer-size", "64", "-o", str(folder), "--ready-fd", "1",
     ]  # fmt: skip
-    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        if not process.stdout.read(1):
-            raise RuntimeError("collect did not start")
-        mine = next(one for one in find_collectors() if one.pid == process.pid)
-        yield process, Client(Collector(mine.pid, mine.path), QUESTIONS_S)
-        process.send_signal(signal.SIGINT)
-        process.wait(END_S)
-    finally:
-        process.kill()
-        process.wait()
+    return capturing.start("tcp", folder, buffer_mb=64, options=options)
 
 
 def _wait_for_rotations(folder: Path, count: int) -> None:
-    until = time.monotonic() + START_S
+    until = time.monotonic() + ROTATIONS_S
     while len(find_segments(folder)) <= count and time.monotonic() < until:
         time.sleep(0.5)
 

@@ -20,7 +20,6 @@ from scripts.experiments.results import Results
 from scripts.many import live
 from scripts.many.simulated import EACH, TICK_S, Figures, Simulation
 from tcpkmon.collector.loader.prepare import check_privilege
-from tcpkmon.formats.base.cli import run as run_command
 
 PAGE = ROOT / "docs" / "many.md"
 ROTATE_S = 5.0
@@ -180,8 +179,3 @@ def _page(
              for name, took in readers.items()],
         )),
     )  # fmt: skip
-
-
-def main() -> None:
-    """The entry point."""
-    sys.exit(run_command(command))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from scripts.requests_truth import nginx, postgres, python, redis
 from scripts.requests_truth.stage import Stage
@@ -46,6 +47,13 @@ class Case:
 
 
 REDIS, NGINX, POSTGRES, PYTHON = "redis-server", "nginx", "pgbench", "python3"
+_SMALL, _LARGE = ["/small"], ["/large"]
+
+
+def _talk(count: int, kind: str = "plain", **how: float) -> Callable[[Stage], list[Exchange]]:
+    return partial(python.talk, kind=kind, count=count, **how)  # type: ignore[arg-type]
+
+
 _EACH = (
     Case("redis: DEBUG SLEEP", REDIS, redis.sleeps, "think", says=AT_SERVER),
     Case("redis: DEBUG SLEEP 0.4", REDIS, redis.long_sleeps, "think", says=AT_SERVER),
@@ -58,34 +66,40 @@ _EACH = (
     Case("redis: answers of 8 MB", REDIS, redis.large_answers),
     Case("redis: answers of 8 MB, slow reader", REDIS, redis.slow_reader, "answer"),
     Case("redis: requests of 8 MB", REDIS, redis.large_requests),
-    Case("nginx: 4 kB", NGINX, nginx.small, "wait"),
-    Case("nginx: 4 kB, a connection each", NGINX, nginx.small_close),
-    Case("nginx: 5 MB", NGINX, nginx.large),
-    Case("nginx: 5 MB, slow client", NGINX, nginx.slow_client, "answer"),
-    Case("nginx: slow upstream", NGINX, nginx.upstream, "think", says=AT_SERVER),
-    Case("nginx: slow upstream, a connection each", NGINX, nginx.upstream_close, "think"),
-    Case("nginx: slow upstream, TLS", NGINX, nginx.upstream_tls, "think"),
-    Case("nginx: 5 MB, TLS", NGINX, nginx.tls_large),
+    Case("nginx: 4 kB", NGINX, partial(nginx.ask, paths=_SMALL * 300), "wait"),
+    Case("nginx: 4 kB, a connection each", NGINX,
+         partial(nginx.ask, paths=_SMALL * 200, close=True)),
+    Case("nginx: 5 MB", NGINX, partial(nginx.ask, paths=_LARGE * 30)),
+    Case("nginx: 5 MB, slow client", NGINX,
+         partial(nginx.ask, paths=_LARGE * 10, rest_s=0.008), "answer"),
+    Case("nginx: slow upstream", NGINX,
+         partial(nginx.ask, paths=nginx.slow_paths(60), slow=True), "think", says=AT_SERVER),
+    Case("nginx: slow upstream, a connection each", NGINX,
+         partial(nginx.ask, paths=nginx.slow_paths(40), slow=True, close=True), "think"),
+    Case("nginx: slow upstream, TLS", NGINX,
+         partial(nginx.ask, paths=nginx.slow_paths(40), slow=True, port=nginx.TLS), "think"),
+    Case("nginx: 5 MB, TLS", NGINX, partial(nginx.ask, paths=_LARGE * 15, port=nginx.TLS)),
     Case("nginx: 100,000 of 4 kB", NGINX, nginx.many),
     Case("nginx: HTTP/2", NGINX, nginx.http2, told=False),
-    Case("postgres: pg_sleep, simple protocol", POSTGRES, postgres.simple, "think", unanswered=1,
-         says=AT_SERVER),
-    Case("postgres: pg_sleep, extended protocol", POSTGRES, postgres.extended, "think",
-         unanswered=1),
+    Case("postgres: pg_sleep, simple protocol", POSTGRES,
+         partial(postgres.sleeps, extended=False), "think", unanswered=1, says=AT_SERVER),
+    Case("postgres: pg_sleep, extended protocol", POSTGRES,
+         partial(postgres.sleeps, extended=True), "think", unanswered=1),
     Case("postgres: a lock", POSTGRES, postgres.lock, unanswered=1),
     Case("postgres: answers of 4 MB", POSTGRES, postgres.large, unanswered=1),
     Case("postgres: 100,000 of pgbench", POSTGRES, postgres.pgbench, unanswered=1),
     Case("postgres: pgbench that writes", POSTGRES, postgres.pgbench_writes, unanswered=1),
     Case("postgres: pgbench, extended protocol", POSTGRES, postgres.pgbench_extended, unanswered=1),
-    Case("client pauses", PYTHON, python.client_pauses, "wait"),
-    Case("server thinks", PYTHON, python.server_thinks, "think", says=AT_SERVER),
-    Case("request in two parts", PYTHON, python.request_in_parts, "request"),
-    Case("answer in two halves", PYTHON, python.answer_in_halves, "answer"),
-    Case("answer is read late", PYTHON, python.late_reader, "read"),
-    Case("requests of 8 MB", PYTHON, python.large_upload),
-    Case("answers of 5 MB, slow reader", PYTHON, python.slow_reader, "answer"),
-    Case("server behind a path of 24 ms", PYTHON, python.far, "network", rtt_ms=24),
-    Case("server sends first", PYTHON, python.greeting, "think"),
+    Case("client pauses", PYTHON, _talk(60, wait_ms=50), "wait"),
+    Case("server thinks", PYTHON, _talk(60, think_ms=60, wait_ms=5), "think", says=AT_SERVER),
+    Case("request in two parts", PYTHON, _talk(50, parts_ms=60), "request"),
+    Case("answer in two halves", PYTHON, _talk(50, halves_ms=60), "answer"),
+    Case("answer is read late", PYTHON, _talk(50, late_ms=60), "read"),
+    Case("requests of 8 MB", PYTHON, _talk(20, size=8_000_000, think_ms=5, wait_ms=5)),
+    Case("answers of 5 MB, slow reader", PYTHON, _talk(10, answer=5_000_000, rest_ms=3), "answer"),
+    Case("server behind a path of 24 ms", PYTHON, _talk(40, think_ms=30, wait_ms=20), "network",
+         rtt_ms=24),
+    Case("server sends first", PYTHON, _talk(40, "greeting", think_ms=20, wait_ms=5), "think"),
     Case("server sends more behind its answer", PYTHON, python.pushing),
     Case("half-closing client", PYTHON, python.half_closing, "think"),
     Case("sixteen connections", PYTHON, python.crowd, "think"),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from scripts.experiments.context import tell
 from scripts.requests_truth.cases import Case
 from scripts.requests_truth.clients import by_connection
-from scripts.requests_truth.stage import BIN, Stage
+from scripts.requests_truth.stage import Stage
 from scripts.requests_truth.truth import TOLERANCE_NS, Exchange, bounds, enough, largest
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.formats.base.errors import TcpkmonError
@@ -77,15 +77,6 @@ def play(case: Case, folder: Path) -> Judged:
         found = case.play(stage)
     (folder / "truth.json").write_text(json.dumps([asdict(one) for one in found]))
     return judge(case, stage.path, found)
-
-
-def tell(*words: object) -> str:
-    """What a command of tcpkmon prints."""
-    command = [str(BIN / "tcpkmon"), *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode not in (0, 3):
-        raise TcpkmonError(f"tcpkmon {words[0]} ends with {done.returncode}: {done.stderr}")
-    return done.stdout
 
 
 def read_rows(path: Path) -> list[Row]:

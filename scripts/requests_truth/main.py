@@ -4,20 +4,17 @@
 from __future__ import annotations
 
 import json
-import platform
-import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from scripts.experiments.machine import here
 from scripts.experiments.report import write_part
 from scripts.requests_truth.cases import CASES
 from scripts.requests_truth.judging import Judged, play
 from scripts.requests_truth.page import page
-from tcpkmon.collector.linux.machine import describe_machine
-from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "requests.md"
@@ -54,7 +51,7 @@ def command(
     chosen = [case for case in CASES if only in case.name]
     if not chosen:
         raise UsageError(f"no case has {only!r} in its name")
-    machine = {"cpu": describe_machine()["cpu_model"], "kernel": platform.release()}
+    machine = here()
     found: dict[str, Judged] = {}
     for path in earlier:
         read = json.loads(path.read_text())
@@ -86,8 +83,3 @@ def command(
     write_part(PAGE, "request-truths", text)
     click.echo(f"wrote {PAGE}")
     return 0
-
-
-def main() -> None:
-    """The entry point of the script."""
-    sys.exit(run(command, prog="request-truths"))

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -89,16 +89,15 @@ def with_log(found: Found, log: Path, thinks: bool = False) -> Found:
 
 
 def _play(
-    stage: Stage, paths: list[str], port: int = PORT, rest_s: float = 0.0, close: bool = False,
-    wait_s: float = 0.005,
-) -> Found:  # fmt: skip
+    stage: Stage, paths: Sequence[str], port: int, rest_s: float, close: bool
+) -> Found:
     """One request after the other."""
     chance = random.Random("nginx")
     found: Found = []
     talk = None
     for path in paths:
         talk = talk or Talk(stage.address, port, port == TLS)
-        time.sleep(chance.uniform(0, 2 * wait_s))
+        time.sleep(chance.uniform(0, 0.01))
         talk.ask(get(path, close), size=http, rest_s=rest_s)
         if close:
             found += talk.close()
@@ -106,12 +105,16 @@ def _play(
     return found + (talk.close() if talk else [])
 
 
-def _run(stage: Stage, paths: list[str], slow: bool = False, **how: object) -> Found:
-    """With a log; slow: from the upstream, whose own exchanges with nginx are checked too."""
+def ask(
+    stage: Stage, paths: Sequence[str], *, port: int = PORT, rest_s: float = 0.0,
+    close: bool = False, slow: bool = False,
+) -> Found:  # fmt: skip
+    """These files, with nginx's log. rest_s: before each piece that is read. close: a connection
+    each. slow: from the upstream, whose own exchanges with nginx are checked too."""
     upstream = python.server(stage, "http", UPSTREAM, "127.0.0.1") if slow else nullcontext()
     with upstream as upstream_log, server(stage) as log:
         with stage.capturing():
-            found = stage.client(lambda: _play(stage, paths, **how))  # type: ignore[arg-type]
+            found = stage.client(lambda: _play(stage, paths, port, rest_s, close))
         time.sleep(0.05)  # nginx logs after the last byte
         with_log(found, log, slow)
         if upstream_log is not None:
@@ -122,41 +125,10 @@ def _run(stage: Stage, paths: list[str], slow: bool = False, **how: object) -> F
         return found
 
 
-def small(stage: Stage) -> Found:
-    return _run(stage, ["/small"] * 300)
-
-
-def small_close(stage: Stage) -> Found:
-    return _run(stage, ["/small"] * 200, close=True)
-
-
-def large(stage: Stage) -> Found:
-    return _run(stage, ["/large"] * 30)
-
-
-def slow_client(stage: Stage) -> Found:
-    return _run(stage, ["/large"] * 10, rest_s=0.008)
-
-
-def _slow_paths(count: int, size: int) -> list[str]:
+def slow_paths(count: int) -> list[str]:
+    """Answers of 4 kB from the upstream, after 3 to 80 ms."""
     chance = random.Random("slow")
-    return [f"/up/{int(chance.uniform(3000, 80_000))}/{size}" for _ in range(count)]
-
-
-def upstream(stage: Stage) -> Found:
-    return _run(stage, _slow_paths(60, 4096), slow=True)
-
-
-def upstream_close(stage: Stage) -> Found:
-    return _run(stage, _slow_paths(40, 4096), slow=True, close=True)
-
-
-def upstream_tls(stage: Stage) -> Found:
-    return _run(stage, _slow_paths(40, 4096), slow=True, port=TLS)
-
-
-def tls_large(stage: Stage) -> Found:
-    return _run(stage, ["/large"] * 15, port=TLS)
+    return [f"/up/{int(chance.uniform(3000, 80_000))}/4096" for _ in range(count)]
 
 
 def many(stage: Stage, count: int = 100_000) -> Found:

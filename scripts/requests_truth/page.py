@@ -5,32 +5,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from scripts.markdown import table
 from scripts.requests_truth.judging import Judged
 
 
 def page(found: Sequence[Judged], machine: Mapping[str, str]) -> list[str]:
     """The text, as Markdown."""
     good = [one for one in found if not one.wrong]
-    lines = [
+    heads = ("case", "requests:", "lost:", "invented:", "total:", "think:", "other parts:",
+             "largest part:", "cannot tell:", "as wanted")  # fmt: skip
+    rows = [
+        [one.name, f"{one.made:,}", f"{one.lost:,}", f"{one.invented:,}", _share(one, "total_ns"),
+         _share(one, "think_ns"), _others(one), _percent(one.largest), str(one.flagged or ""),
+         "no" if one.wrong else "hidden" if one.hidden else "yes"]
+        for one in found
+    ]  # fmt: skip
+    return [
         f"{machine['cpu']}, Linux {machine['kernel']}; {len(found)} cases, of which {len(good)} "
         f"are as wanted ({sum(one.hidden > 0 for one in good)} hidden), "
         f"{sum(one.made for one in found):,} requests.",
         "",
-        "| case | requests | lost | invented | total | think | other parts | largest part | cannot "
-        "tell | as wanted |",
-        "| --- | --: | --: | --: | --: | --: | --: | --: | --: | --- |",
+        *table(heads, rows),
     ]
-    for one in found:
-        lines.append(
-            f"| {one.name} | {one.made:,} | {one.lost:,} | {one.invented:,} | "
-            f"{_share(one, 'total_ns')} | {_share(one, 'think_ns')} | {_others(one)} | "
-            f"{_percent(one.largest)} | {one.flagged or ''} | {_as_wanted(one)} |"
-        )
-    return lines
-
-
-def _as_wanted(one: Judged) -> str:
-    return "no" if one.wrong else "hidden" if one.hidden else "yes"
 
 
 def _percent(counts: tuple[int, int]) -> str:

@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,19 @@ def with_log(found: Found, log: Path) -> Found:
     return found
 
 
-def _sleeping(stage: Stage, extended: bool) -> Found:
+def _captured(stage: Stage, play: Callable[[], Found], *statements: str) -> Found:
+    """What is played against a server under a capture, after these statements, with its log."""
+    with server(stage) as log:
+        home = str(stage.folder / "postgres")
+        for one in statements:
+            stage.run(["psql", "-h", home, "-p", str(PORT), "-U", "postgres", "-c", one])
+        with stage.capturing():
+            found = stage.client(play)
+        return with_log(found, log)
+
+
+def sleeps(stage: Stage, extended: bool) -> Found:
+    """pg_sleep of 2 to 80 ms, by one of the protocols."""
     chance = random.Random("sleep")
 
     def play() -> Found:
@@ -143,18 +155,7 @@ def _sleeping(stage: Stage, extended: bool) -> Found:
                 session.ask(f"select pg_sleep({seconds})")
         return session.close()
 
-    with server(stage) as log:
-        with stage.capturing():
-            found = stage.client(play)
-        return with_log(found, log)
-
-
-def simple(stage: Stage) -> Found:
-    return _sleeping(stage, False)
-
-
-def extended(stage: Stage) -> Found:
-    return _sleeping(stage, True)
+    return _captured(stage, play)
 
 
 def large(stage: Stage) -> Found:
@@ -166,12 +167,10 @@ def large(stage: Stage) -> Found:
             session.ask("select repeat('x', 4000) from generate_series(1, 1000)")
         return session.close()
 
-    with server(stage) as log:
-        with stage.capturing():
-            found = stage.client(play)
-        for one in with_log(found, log):
-            one.serving, one.think = (one.think, one.last - one.send) if one.last else None, 0
-        return found
+    found = _captured(stage, play)
+    for one in found:
+        one.serving, one.think = (one.think, one.last - one.send) if one.last else None, 0
+    return found
 
 
 def lock(stage: Stage) -> Found:
@@ -191,16 +190,7 @@ def lock(stage: Stage) -> Found:
             thread.join()
         return holder.close() + waiter.close()
 
-    with server(stage) as log:
-        _prepare(stage, "-c", "create table things as select 1 as number")
-        with stage.capturing():
-            found = stage.client(play)
-        return with_log(found, log)
-
-
-def _prepare(stage: Stage, *words: str) -> None:
-    home = str(stage.folder / "postgres")
-    stage.run(["psql", "-h", home, "-p", str(PORT), "-U", "postgres", *words])
+    return _captured(stage, play, "create table things as select 1 as number")
 
 
 def _pgbench(stage: Stage, *options: str) -> Path:

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,13 +55,26 @@ def request(size: int = 100, think_ms: float = 0, answer: int = 100, pause_ms: f
     return head + bytes(size)
 
 
-def _talk(stage: Stage, kind: str, count: int, **how: object) -> Found:
-    """One connection, so many requests, with these ways of client and server."""
-    chance = random.Random(f"{kind} {sorted(how)}")
-    pauses, think, halves = (how.get(name) for name in ("wait_ms", "think_ms", "halves_ms"))
+def _captured(stage: Stage, kind: str, play: Callable[[], Found]) -> Found:
+    """What is played against such a server under a capture, with the server's times."""
+    with server(stage, kind) as log:
+        with stage.capturing():
+            found = stage.client(play)
+        return with_log(found, log)
 
-    def some(most: object) -> float:
-        return chance.uniform(0.1, 1.0) * float(str(most)) if most else 0.0
+
+def talk(
+    stage: Stage, kind: str, count: int, *, size: int = 100, answer: int = 100, wait_ms: float = 0,
+    think_ms: float = 0, halves_ms: float = 0, parts_ms: float = 0, late_ms: float = 0,
+    rest_ms: float = 0,
+) -> Found:  # fmt: skip
+    """One connection, so many requests. Each time is the longest of chosen ones, but rest_ms: of
+    waiting before a request, of the server's thinking, between the halves of the answer and the
+    parts of the request, until the answer is read, and between its pieces."""
+    chance = random.Random(f"{kind} {count}")
+
+    def some(most_ms: float) -> float:
+        return chance.uniform(0.1, 1.0) * most_ms
 
     def play() -> Found:
         talk = Talk(stage.address, PORT)
@@ -69,62 +82,20 @@ def _talk(stage: Stage, kind: str, count: int, **how: object) -> Found:
             talk.end.recv(100)
             talk.since = clock()
         for _ in range(count):
-            time.sleep(some(pauses) / 1000)
-            one = request(int(str(how.get("size", 100))), some(think),
-                          int(str(how.get("answer", 100))), some(halves))  # fmt: skip
-            parts = (one[:40], one[40:]) if how.get("parts_ms") else (one,)
-            talk.ask(*parts, size=fixed(int(str(how.get("answer", 100)))),
-                     pause_s=some(how.get("parts_ms")) / 1000,
-                     late_s=some(how.get("late_ms")) / 1000,
-                     rest_s=float(str(how.get("rest_ms", 0))) / 1000, piece=1 << 16)  # fmt: skip
+            time.sleep(some(wait_ms) / 1000)
+            one = request(size, some(think_ms), answer, some(halves_ms))
+            parts = (one[:40], one[40:]) if parts_ms else (one,)
+            talk.ask(*parts, size=fixed(answer), pause_s=some(parts_ms) / 1000,
+                     late_s=some(late_ms) / 1000, rest_s=rest_ms / 1000, piece=1 << 16)  # fmt: skip
         time.sleep(0.15 if kind == "pushing" else 0.0)
         return talk.close()
 
-    with server(stage, kind) as log:
-        with stage.capturing():
-            found = stage.client(play)
-        return with_log(found, log)
-
-
-def client_pauses(stage: Stage) -> Found:
-    return _talk(stage, "plain", 60, wait_ms=50)
-
-
-def server_thinks(stage: Stage) -> Found:
-    return _talk(stage, "plain", 60, think_ms=60, wait_ms=5)
-
-
-def request_in_parts(stage: Stage) -> Found:
-    return _talk(stage, "plain", 50, parts_ms=60)
-
-
-def answer_in_halves(stage: Stage) -> Found:
-    return _talk(stage, "plain", 50, halves_ms=60)
-
-
-def late_reader(stage: Stage) -> Found:
-    return _talk(stage, "plain", 50, late_ms=60)
-
-
-def large_upload(stage: Stage) -> Found:
-    return _talk(stage, "plain", 20, size=8_000_000, think_ms=5, wait_ms=5)
-
-
-def slow_reader(stage: Stage) -> Found:
-    return _talk(stage, "plain", 10, answer=5_000_000, rest_ms=3)
-
-
-def far(stage: Stage) -> Found:
-    return _talk(stage, "plain", 40, think_ms=30, wait_ms=20)
-
-
-def greeting(stage: Stage) -> Found:
-    return _talk(stage, "greeting", 40, think_ms=20, wait_ms=5)
+    return _captured(stage, kind, play)
 
 
 def pushing(stage: Stage) -> Found:
     """Behind each answer there is more; the exchange lasts until the next request."""
-    found = _talk(stage, "pushing", 1)
+    found = talk(stage, "pushing", 1)
     for one in found:
         one.answered, one.last = -1, 0
     return found
@@ -142,21 +113,15 @@ def half_closing(stage: Stage) -> Found:
             found += talk.close()
         return found
 
-    with server(stage, "plain") as log:
-        with stage.capturing():
-            found = stage.client(play)
-        return with_log(found, log)
+    return _captured(stage, "plain", play)
 
 
 def crowd(stage: Stage) -> Found:
     """Sixteen connections at once."""
     chance = random.Random("crowd")
     requests = [[request(think_ms=chance.uniform(1, 20)) for _ in range(60)] for _ in range(16)]
-    with server(stage, "plain") as log:
-        with stage.capturing():
-            found = stage.client(lambda: storm(stage.address, PORT, requests, fixed(100),
-                                               pause_s=0.002))  # fmt: skip
-        return with_log(found, log)
+    return _captured(stage, "plain", lambda: storm(stage.address, PORT, requests, fixed(100),
+                                                   pause_s=0.002))  # fmt: skip
 
 
 def in_order(stage: Stage) -> Found:
@@ -164,11 +129,8 @@ def in_order(stage: Stage) -> Found:
     chance = random.Random("ordered")
     ask = answering.REQUEST.pack
     requests = [[ask(n, int(chance.uniform(2000, 20000)), 100) for n in range(150)]]
-    with server(stage, "ordered") as log:
-        with stage.capturing():
-            found = stage.client(lambda: storm(stage.address, PORT, requests, fixed(100),
-                                               outstanding=4))  # fmt: skip
-        return with_log(found, log)
+    return _captured(stage, "ordered", lambda: storm(stage.address, PORT, requests, fixed(100),
+                                                     outstanding=4))  # fmt: skip
 
 
 def frames(stage: Stage) -> Found:

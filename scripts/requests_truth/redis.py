@@ -8,10 +8,18 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from scripts.requests_truth.clients import Talk, by_connection, command, fixed, resp, storm
+from scripts.requests_truth.clients import (
+    Size,
+    Talk,
+    by_connection,
+    command,
+    fixed,
+    resp,
+    storm,
+)
 from scripts.requests_truth.stage import Stage
 from scripts.requests_truth.truth import Exchange
 
@@ -71,6 +79,35 @@ def sleep(ms: float) -> bytes:
     return command(b"DEBUG", b"SLEEP", b"%.4f" % (ms / 1000))
 
 
+def _captured(stage: Stage, play: Callable[[], Found], batch: int = 1) -> Found:
+    """What is played against a server under a capture, with the server's log."""
+    with server(stage) as log:
+        with stage.capturing():
+            found = stage.client(play)
+        return with_log(found, log, batch)
+
+
+def _storm(stage: Stage, requests: Sequence[Sequence[bytes]], size: Size = resp, batch: int = 1,
+           outstanding: int = 1, pause_s: float = 0.0) -> Found:  # fmt: skip
+    """Connections with these requests, as clients.storm() has them."""
+
+    def play() -> Found:
+        return storm(stage.address, PORT, requests, size, outstanding=outstanding, pause_s=pause_s)
+
+    return _captured(stage, play, batch)
+
+
+def _talking(stage: Stage, act: Callable[[Talk], object]) -> Callable[[], Found]:
+    """One connection on which this happens."""
+
+    def play() -> Found:
+        talk = Talk(stage.address, PORT)
+        act(talk)
+        return talk.close()
+
+    return play
+
+
 def _sleeping(talk: Talk, count: int, most_ms: float = 100) -> None:
     chance = random.Random("sleep")
     for _ in range(count):
@@ -80,31 +117,12 @@ def _sleeping(talk: Talk, count: int, most_ms: float = 100) -> None:
 
 def sleeps(stage: Stage, count: int = 60) -> Found:
     """DEBUG SLEEP of 1 to 100 ms, with pauses of up to 20 ms."""
-
-    def play() -> Found:
-        talk = Talk(stage.address, PORT)
-        _sleeping(talk, count)
-        return talk.close()
-
-    with server(stage) as log:
-        with stage.capturing():
-            found = stage.client(play)
-        return with_log(found, log)
+    return _captured(stage, _talking(stage, lambda talk: _sleeping(talk, count)))
 
 
 def long_sleeps(stage: Stage) -> Found:
     """What issue 24 saw: DEBUG SLEEP 0.4, again and again."""
-
-    def play() -> Found:
-        talk = Talk(stage.address, PORT)
-        for _ in range(8):
-            talk.ask(sleep(400))
-        return talk.close()
-
-    with server(stage) as log:
-        with stage.capturing():
-            found = stage.client(play)
-        return with_log(found, log)
+    return _captured(stage, _talking(stage, lambda talk: [talk.ask(sleep(400)) for _ in range(8)]))
 
 
 def open_before(stage: Stage) -> Found:
@@ -136,10 +154,7 @@ def one_blocks(stage: Stage) -> Found:
         thread.join()
         return found + talk.close()
 
-    with server(stage) as log:
-        with stage.capturing():
-            found = stage.client(play)
-        return with_log(found, log)
+    return _captured(stage, play)
 
 
 def get_set(stage: Stage, count: int = 100_000) -> Found:
@@ -152,57 +167,39 @@ def get_set(stage: Stage, count: int = 100_000) -> Found:
             command(b"GET", word) if n % 2 else command(b"SET", word, b"x" * (n % 300))
             for n, word in enumerate(words)
         ])  # fmt: skip
-    with server(stage) as log:
-        with stage.capturing():
-            found = stage.client(lambda: storm(stage.address, PORT, requests, resp))
-        return with_log(found, log)
+    return _storm(stage, requests)
 
 
 def batches(stage: Stage, size: int = 50, count: int = 500) -> Found:
     """Batches of commands on 4 connections, each in one write, after the answer to the last one."""
     batch = b"".join(command(b"SET", b"key:%d" % n, b"x" * 10) for n in range(size))
-    with server(stage) as log:
-        with stage.capturing():
-            requests = [[batch] * count] * 4
-            found = stage.client(lambda: storm(stage.address, PORT, requests, fixed(5 * size)))
-        return with_log(found, log, size)
+    return _storm(stage, [[batch] * count] * 4, fixed(5 * size), size)
 
 
 def sleeping_batches(stage: Stage) -> Found:
     """Batches in which redis sleeps between two answers."""
     batch = command(b"PING") + sleep(20) + command(b"PING") + sleep(10)
-    with server(stage) as log:
-        with stage.capturing():
-            found = stage.client(lambda: storm(stage.address, PORT, [[batch] * 40],
-                                               fixed(2 * 7 + 2 * 5), pause_s=0.005))  # fmt: skip
-        return with_log(found, log, 4)
+    return _storm(stage, [[batch] * 40], fixed(2 * 7 + 2 * 5), 4, pause_s=0.005)
 
 
 def many_at_a_time(stage: Stage) -> Found:
     """Eight commands are on their way at a time, a new one follows each answer."""
     chance = random.Random("eight")
-    requests = [[sleep(chance.uniform(1, 12)) for _ in range(200)]]
-    with server(stage) as log:
-        with stage.capturing():
-            found = stage.client(
-                lambda: storm(stage.address, PORT, requests, resp, outstanding=8))  # fmt: skip
-        return with_log(found, log)
+    return _storm(stage, [[sleep(chance.uniform(1, 12)) for _ in range(200)]], outstanding=8)
 
 
 def large_answers(stage: Stage, rest_s: float = 0.0, count: int = 20) -> Found:
     """GET of 8 MB."""
 
-    def play() -> Found:
-        talk = Talk(stage.address, PORT)
+    def get(talk: Talk) -> None:
         for _ in range(count):
             time.sleep(0.005)
-            talk.ask(command(b"GET", b"large"), rest_s=rest_s, piece=1 << 18)
-        return talk.close()
+            talk.ask(command(b"GET", b"large"), rest_s=rest_s)
 
     with server(stage) as log:
-        stage.client(lambda: _put(stage, 8_000_000))
+        stage.client(_talking(stage, lambda talk: talk.ask(_LARGE)))
         with stage.capturing():
-            found = stage.client(play)
+            found = stage.client(_talking(stage, get))
         return with_log(found, log)
 
 
@@ -214,20 +211,12 @@ def slow_reader(stage: Stage) -> Found:
 def large_requests(stage: Stage) -> Found:
     """SET of 8 MB."""
 
-    def play() -> Found:
-        talk = Talk(stage.address, PORT)
+    def put(talk: Talk) -> None:
         for _ in range(20):
             time.sleep(0.005)
-            talk.ask(command(b"SET", b"large", bytes(8_000_000)))
-        return talk.close()
+            talk.ask(_LARGE)
 
-    with server(stage) as log:
-        with stage.capturing():
-            found = stage.client(play)
-        return with_log(found, log)
+    return _captured(stage, _talking(stage, put))
 
 
-def _put(stage: Stage, size: int) -> None:
-    talk = Talk(stage.address, PORT)
-    talk.ask(command(b"SET", b"large", bytes(size)))
-    talk.close()
+_LARGE = command(b"SET", b"large", bytes(8_000_000))

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tcpkmon.collector.capturing import start
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.formats.base.errors import TcpkmonError
 
-BIN = Path(sys.executable).parent
-_WAIT_S = 90.0
 T = TypeVar("T")
 
 
@@ -96,25 +93,8 @@ class Stage:
     @contextmanager
     def capturing(self) -> Iterator[None]:
         """Captures both namespaces meanwhile."""
-        ready, told = os.pipe()
-        command = [str(BIN / "collect"), *self.options, "--netns", self.lab.a.name, "--netns",
-                   self.lab.b.name, "--buffer-size", "64", "--force", "-o", str(self.path),
-                   "--ready-fd", str(told)]  # fmt: skip
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.PIPE, text=True, pass_fds=(told,))  # fmt: skip
-        os.close(told)
-        try:
-            if not select.select([ready], [], [], _WAIT_S)[0] or not os.read(ready, 1):
-                process.kill()
-                raise TcpkmonError(f"collect did not start: {process.communicate()[1]}")
+        options = [*self.options, "--format", "psc"]
+        options += [word for side in (self.lab.a, self.lab.b) for word in ("--netns", side.name)]
+        with start("tcp", self.path, buffer_mb=64, force=True, options=options):
             yield
             time.sleep(0.1)  # the last segments of a close
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=_WAIT_S)
-            if process.returncode:
-                raise TcpkmonError(f"collect failed: {errors}")
-        finally:
-            os.close(ready)
-            if process.poll() is None:
-                process.kill()
-                process.communicate()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import click
 
 from scripts.soaking.soak import Soak
 from tcpkmon.collector.linux.syscalls import call_libc
-from tcpkmon.formats.base.cli import run
 
 CLONE_NEWNS = 0x20000
 
@@ -34,8 +32,3 @@ def command(minutes: float, seed: int, guest: bool) -> int:
     with tempfile.TemporaryDirectory(prefix="tcpkmon-soak-") as folder:
         problems = Soak(Path(folder), minutes * 60, seed, say=click.echo, guest=guest).run()
     return 1 if problems else 0
-
-
-def main() -> None:
-    """The entry point of the script."""
-    sys.exit(run(command, prog="soak"))

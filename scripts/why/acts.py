@@ -13,12 +13,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from tcpkmon.collector.lab.lab import DEVICE, Lab
 from tcpkmon.collector.lab.pair import Pair
 
 CHUNK = 64 << 10
+CUBIC = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
 _UNSENT = 0x894B  # SIOCOUTQNSD
 _SNDBUFFORCE = 32
 _REPAIR, _REPAIR_QUEUE, _QUEUE_SEQ, _SEND_QUEUE = 19, 20, 21, 2
@@ -48,11 +51,18 @@ class Clock:
 Act = Callable[[Pair, Clock], None]
 
 
-def bulk(pair: Pair, clock: Clock) -> None:
-    """Sends as fast as it can."""
-    data = bytes(CHUNK)
-    while clock.goes_on:
-        pair.client.send(data)
+def writes(size: int) -> Act:
+    """Sends as fast as it can, so many bytes a call."""
+
+    def send(pair: Pair, clock: Clock) -> None:
+        data = bytes(size)
+        while clock.goes_on:
+            pair.client.send(data)
+
+    return send
+
+
+bulk = writes(CHUNK)
 
 
 def trickle(size: int, every_s: float) -> Act:
@@ -73,8 +83,7 @@ def once(size: int, truth: Sequence[str] = ()) -> Act:
     def send(pair: Pair, clock: Clock) -> None:
         begin = time.monotonic()
         pair.client.sendall(bytes(size))
-        while _unsent(pair.client) and clock.goes_on:
-            time.sleep(0.0005)
+        wait_until_sent(pair.client, clock)
         clock.sharp_until = time.monotonic() - 0.005
         if truth:
             clock.spans.append((begin, clock.sharp_until, tuple(truth)))
@@ -92,15 +101,20 @@ def closes(size: int, room: int = 4 << 20) -> Act:
         pair.client.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, room)
         pair.client.sendall(bytes(size))
         pair.client.shutdown(socket.SHUT_WR)
-        while _unsent(pair.client) and clock.goes_on:
-            time.sleep(0.0005)
+        wait_until_sent(pair.client, clock)
         clock.sharp_until = time.monotonic() - 0.005
 
     return send
 
 
-def _unsent(end: socket.socket) -> int:
+def unsent(end: socket.socket) -> int:
+    """Bytes that were written, and that TCP has not sent yet."""
     return int(struct.unpack("i", fcntl.ioctl(end, _UNSENT, bytes(4)))[0])
+
+
+def wait_until_sent(end: socket.socket, clock: Clock, step_s: float = 0.0005) -> None:
+    while unsent(end) and clock.goes_on:
+        time.sleep(step_s)
 
 
 def ping_pong(pause_s: float = 0.0, parts: int = 1, size: int = 100) -> Act:
@@ -227,6 +241,34 @@ def no_reader(pair: Pair, clock: Clock) -> None:
         time.sleep(0.02)
 
 
+def background(call: Callable[[], object]) -> None:
+    """Call it in a thread; at the end its connection is shut down."""
+
+    def quiet() -> None:
+        with suppress(OSError):
+            call()
+
+    threading.Thread(target=quiet, daemon=True).start()
+
+
+def duplex(read: Act, back: Act = bulk) -> Act:
+    """b reads so, and sends back too; a reads all that comes."""
+
+    def both(pair: Pair, clock: Clock) -> None:
+        other = Pair(pair.server, pair.client)
+        for act in (back, drain):
+            background(partial(act, other, clock))
+        read(pair, clock)
+
+    return both
+
+
+def program(end: socket.socket, code: str, *arguments: object) -> subprocess.Popen[bytes]:
+    """A program of Python that has this end: its descriptor is the first argument."""
+    words = [str(end.fileno()), *map(str, arguments)]
+    return subprocess.Popen([sys.executable, "-I", "-c", code, *words], pass_fds=[end.fileno()])
+
+
 def later(delay_s: float, call: Callable[[], object]) -> None:
     """Call it after so long, in a thread."""
     timer = threading.Timer(delay_s, call)
@@ -280,47 +322,33 @@ def local_queue(rate_mbit: float, queue_bytes: int) -> Callable[[Lab], None]:
     return prepare
 
 
-def local_htb(rate_mbit: float) -> Callable[[Lab], None]:
-    """The bottleneck is a class of HTB on the sender's own device."""
+def local_htb(rate_mbit: float, burst: str = "") -> Callable[[Lab], None]:
+    """The bottleneck is a class of HTB on the sender's own device, as of a container's limit."""
 
     def prepare(lab: Lab) -> None:
-        for what in (["qdisc", "add", "dev", DEVICE, "root", "handle", "1:", "htb", "default", "1"],
-                     ["class", "add", "dev", DEVICE, "parent", "1:", "classid", "1:1", "htb",
-                      "rate", f"{rate_mbit}mbit"]):  # fmt: skip
-            lab.a.command(["tc", *what])
+        made = f"class add dev {DEVICE} parent 1: classid 1:1 htb rate {rate_mbit}mbit {burst}"
+        for words in (f"qdisc add dev {DEVICE} root handle 1: htb default 1", made):
+            lab.a.command(["tc", *words.split()])
 
     return prepare
 
 
-def locked_window(segments: int) -> Callable[[Lab], None]:
-    """The route bounds the congestion window."""
+def route(*words: str) -> Callable[[Lab], None]:
+    """The sender's route has these properties, as `ip route` names them."""
 
     def prepare(lab: Lab) -> None:
-        lab.a.command(["ip", "route", "replace", "10.77.0.2/32", "dev", DEVICE,
-                       "cwnd", "lock", str(segments)])  # fmt: skip
+        lab.a.command(["ip", "route", "replace", f"{lab.b.address4}/32", "dev", DEVICE, *words])
 
     return prepare
 
 
-def no_window_scaling(lab: Lab) -> None:
-    """The reader's host does not scale its window, so nobody does."""
-
-    def write() -> None:
-        with open("/proc/sys/net/ipv4/tcp_window_scaling", "w") as file:
-            file.write("0")
-
-    lab.b.run(write)
-
-
-def receive_memory(most: int) -> Callable[[Lab], None]:
-    """net.ipv4.tcp_rmem of the reader: its buffer cannot grow beyond."""
+def settings(ends: str = "ab", **values: str) -> Callable[[Lab], None]:
+    """net.ipv4.tcp_* of these ends."""
 
     def prepare(lab: Lab) -> None:
-        def write() -> None:
-            with open("/proc/sys/net/ipv4/tcp_rmem", "w") as file:
-                file.write(f"4096 {most} {most}")
-
-        lab.b.run(write)
+        named = {f"net.ipv4.tcp_{name}": value for name, value in values.items()}
+        for end in ends:
+            (lab.a if end == "a" else lab.b).set_sysctls(named)
 
     return prepare
 

@@ -6,28 +6,18 @@ from __future__ import annotations
 
 import itertools
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 
-from scripts.why import acts, exchanges
-from scripts.why.acts import Act, Clock
+from scripts.why import acts
+from scripts.why.acts import CUBIC, Act, Clock
 from tcpkmon.collector.lab.lab import DEVICE, Lab
-from tcpkmon.collector.lab.link import Way
 from tcpkmon.collector.lab.namespaces import Side
 from tcpkmon.collector.lab.pair import Pair, join, listening, make_socket, receive
 
-CUBIC = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
 _MAX_PACING = 47
-
-
-def _thread(call: Callable[[], object]) -> None:
-    def quiet() -> None:
-        with suppress(OSError):  # at the end it is shut down
-            call()
-
-    threading.Thread(target=quiet, daemon=True).start()
 
 
 # Other connections
@@ -56,7 +46,7 @@ def relay_to(size: int, every_s: float) -> Act:
                 acts.sleepy(size, every_s)(inner, clock)
                 inner.server.close()  # the relay does not wait any more
 
-            _thread(backend)
+            acts.background(backend)
             while data := pair.server.recv(acts.CHUNK):
                 inner.client.sendall(data)
 
@@ -78,7 +68,7 @@ def relay_from(*sizes: int, every_s: float) -> Act:
                     time.sleep(every_s)
                 inner.client.shutdown(socket.SHUT_WR)
 
-            _thread(source)
+            acts.background(source)
             while data := inner.server.recv(acts.CHUNK):
                 pair.client.sendall(data)
 
@@ -95,8 +85,8 @@ def others(count: int, back: bool = False, rcvbuf: int = 0) -> Act:
                 if rcvbuf:
                     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
                 other = join(source, listener, target.address4, [CUBIC])
-            _thread(lambda other=other: _bulk_and_close(other, clock))  # type: ignore[misc]
-            _thread(lambda other=other: acts.drain(other, clock))  # type: ignore[misc]
+            for act in (_bulk_and_close, acts.drain):
+                acts.background(partial(act, other, clock))
 
     return disturb
 
@@ -161,11 +151,6 @@ def truth_changes(
     return disturb
 
 
-def new_path(way: int, path: Way, at_s: float) -> Act:
-    """The link is different after so long."""
-    return exchanges.changes(way, path, at_s)
-
-
 def new_pacing(rate: int, at_s: float) -> Act:
     """The socket's SO_MAX_PACING_RATE is different after so long."""
 
@@ -178,23 +163,13 @@ def new_pacing(rate: int, at_s: float) -> Act:
 
 
 def new_htb(rate_mbit: float, at_s: float) -> Act:
-    """The sender's own HTB (exchanges.own_htb) has another rate after so long."""
+    """The sender's own HTB (acts.local_htb) has another rate after so long."""
 
     def disturb(pair: Pair, clock: Clock) -> None:
         words = f"class change dev {DEVICE} parent 1: classid 1:1 htb rate {rate_mbit}mbit burst 5k"
         acts.later(at_s, lambda: clock.lab.a.command(["tc", *words.split()]))
 
     return disturb
-
-
-def first_window(segments: int) -> Callable[[Lab], None]:
-    """The route has so many segments as the first congestion window."""
-
-    def prepare(lab: Lab) -> None:
-        lab.a.command(["ip", "route", "replace", f"{lab.b.address4}/32", "dev", DEVICE,
-                       "initcwnd", str(segments)])  # fmt: skip
-
-    return prepare
 
 
 def together(*calls: Act) -> Act:

@@ -4,11 +4,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +12,7 @@ from pathlib import Path
 
 from scripts.why import acts
 from scripts.why.acts import Act, Clock
-from tcpkmon.collector.lab.lab import DEVICE, Lab
+from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.link import Way
 from tcpkmon.collector.lab.pair import Pair, connected, make_socket
 
@@ -54,28 +50,10 @@ def exits(size: int) -> Act:
     """A process of its own writes so many bytes, and ends."""
 
     def send(pair: Pair, clock: Clock) -> None:
-        number = pair.client.fileno()
-        command = [sys.executable, "-I", "-c", _WRITER, str(number), str(size)]
-        with subprocess.Popen(command, pass_fds=[number]):
+        with acts.program(pair.client, _WRITER, size):
             pair.client.close()
 
     return send
-
-
-def drain_closed(pair: Pair, clock: Clock) -> None:
-    """Ends its half at once, and reads all that comes."""
-    pair.server.shutdown(socket.SHUT_WR)
-    acts.drain(pair, clock)
-
-
-def sleepy_closed(size: int, every_s: float) -> Act:
-    """Ends its half at once, and reads slowly."""
-
-    def read(pair: Pair, clock: Clock) -> None:
-        pair.server.shutdown(socket.SHUT_WR)
-        acts.sleepy(size, every_s)(pair, clock)
-
-    return read
 
 
 def serve(pair: Pair, clock: Clock) -> None:
@@ -101,11 +79,6 @@ def answers(size: int, pause_s: float) -> Act:
     return send
 
 
-def requests(size: int) -> Act:
-    """The other end: a request of 100 bytes when an answer is complete."""
-    return acts.answer(size)
-
-
 def slow_device_answers(size: int, pause_s: float) -> Act:
     """Answers through a device of its own: tsq while TCP has bytes that it did not hand over."""
 
@@ -113,8 +86,7 @@ def slow_device_answers(size: int, pause_s: float) -> Act:
         for number in range(1_000):
             begin = time.monotonic()
             pair.client.sendall(bytes(size))
-            while acts._unsent(pair.client) and clock.goes_on:
-                time.sleep(0.0003)
+            acts.wait_until_sent(pair.client, clock, 0.0003)
             sent = time.monotonic()
             pair.client.recv(100, socket.MSG_WAITALL)
             time.sleep(pause_s)
@@ -174,20 +146,18 @@ def quota_reader(percent: float, work: int) -> Act:
     """A process reads, and hashes what it read, with so much of a CPU (a quota each 50 ms)."""
 
     def read(pair: Pair, clock: Clock) -> None:
-        with _quota(percent) as group:
-            number = pair.server.fileno()
-            command = [sys.executable, "-I", "-c", _READER, str(number), str(work)]
-            with subprocess.Popen(command, pass_fds=[number]) as process:
-                time.sleep(0.1)  # it has started
-                (group / "tasks").write_text(str(process.pid))
-                time.sleep(max(0.0, clock.until - time.monotonic()))
-                process.send_signal(signal.SIGKILL)
+        with quota(percent) as group, acts.program(pair.server, _READER, work) as process:
+            time.sleep(0.1)  # it has started
+            (group / "tasks").write_text(str(process.pid))
+            time.sleep(max(0.0, clock.until - time.monotonic()))
+            process.kill()
 
     return read
 
 
 @contextmanager
-def _quota(percent: float) -> Iterator[Path]:
+def quota(percent: float) -> Iterator[Path]:
+    """A control group with so much of a CPU."""
     group = _QUOTA / f"tcpkmon-why-{os.getpid()}"
     group.mkdir()
     try:
@@ -215,33 +185,6 @@ def hiccup(at_s: float, for_s: float) -> Act:
     return read
 
 
-def both_ways(pair: Pair, clock: Clock) -> None:
-    """b reads, and sends as fast as it can; what comes to a is read too."""
-    for target in (
-        lambda: acts.drain(Pair(pair.server, pair.client), clock), lambda: serve(pair, clock)
-    ):  # fmt: skip
-        threading.Thread(target=_quiet, args=(target,), daemon=True).start()
-    acts.drain(pair, clock)
-
-
-def both_ways_slowly(size: int, every_s: float) -> Act:
-    """b sends as fast as it can, and reads slowly; a reads all."""
-
-    def read(pair: Pair, clock: Clock) -> None:
-        for target in (
-            lambda: acts.drain(Pair(pair.server, pair.client), clock), lambda: serve(pair, clock)
-        ):  # fmt: skip
-            threading.Thread(target=_quiet, args=(target,), daemon=True).start()
-        acts.sleepy(size, every_s)(pair, clock)
-
-    return read
-
-
-def _quiet(call: Callable[[], None]) -> None:
-    with suppress(OSError):
-        call()
-
-
 def changes(way: int, path: Way, after_s: float, truth: tuple[str, ...] = ()) -> Act:
     """The link is different after so long; from 10 ms later on, this is true and judged."""
 
@@ -257,41 +200,16 @@ def changes(way: int, path: Way, after_s: float, truth: tuple[str, ...] = ()) ->
 # Before the connection
 
 
-def settings(**values: str) -> Callable[[Lab], None]:
-    """net.ipv4.tcp_* of both ends."""
-
-    def prepare(lab: Lab) -> None:
-        def write() -> None:
-            for name, value in values.items():
-                Path(f"/proc/sys/net/ipv4/tcp_{name}").write_text(value)
-
-        lab.a.run(write)
-        lab.b.run(write)
-
-    return prepare
-
-
 def clamped(segments: int) -> Callable[[Lab], None]:
     """The route bounds the congestion window. The kernel takes it from what it remembers of the
     peer, and remembers a peer only once a connection has ended."""
 
     def prepare(lab: Lab) -> None:
-        acts.locked_window(segments)(lab)
+        acts.route("cwnd", "lock", str(segments))(lab)
         with connected(lab) as pair:
             for _ in range(5):
                 pair.exchange()
         time.sleep(0.1)
-
-    return prepare
-
-
-def own_htb(rate_mbit: float) -> Callable[[Lab], None]:
-    """The sender's own device is shaped, as by a container's bandwidth limit."""
-
-    def prepare(lab: Lab) -> None:
-        made = f"class add dev {DEVICE} parent 1: classid 1:1 htb rate {rate_mbit}mbit burst 5k"
-        for words in (f"qdisc add dev {DEVICE} root handle 1: htb default 1", made):
-            lab.a.command(["tc", *words.split()])
 
     return prepare
 
@@ -302,7 +220,7 @@ def fast_open(size: int) -> Callable[[Lab, socket.socket], Pair]:
     def dial(lab: Lab, listener: socket.socket) -> Pair:
         listener.setsockopt(socket.IPPROTO_TCP, _FASTOPEN, 5)
         client = make_socket(lab.a)
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+        client.setsockopt(*acts.CUBIC)
         client.sendto(bytes(size), socket.MSG_FASTOPEN, listener.getsockname())
         server, _ = listener.accept()
         return Pair(client, server)

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scripts.experiments.context import tell
 from scripts.why.acts import Span
 from scripts.why.scenarios import Scenario
 from scripts.why.stage import CLIENT, SERVER, Played, run
@@ -130,7 +129,7 @@ def judge(scenario: Scenario, path: Path, played: Played) -> Judged:
     parts, more_parts, older_parts = (
         _parts(names, sums, spans) if played.spans else () for sums in found
     )
-    said = _say(path) if scenario.unsaid else ""
+    said = tell("why", "-n", 1, path) if scenario.unsaid else ""
     wrong = [one for one in scenario.unsaid if re.search(one, said, re.IGNORECASE)]
     return Judged(scenario.name, scenario.truth, scenario.held_out, shares, lost, more, kernel,
                   parts, more_parts, said, wrong, scenario.family, older, older_parts)  # fmt: skip
@@ -148,11 +147,6 @@ def _parts(names: Sequence[str], sums: NDArray[Any], spans: Sequence[Span]) -> l
 def _shares(names: Sequence[str], sums: NDArray[Any]) -> dict[str, float]:
     total = max(float(sums.sum()), 1.0)
     return {name: float(ns / total) for name, ns in zip(names, sums, strict=True) if ns}
-
-
-def _say(path: Path) -> str:
-    command = [Path(sys.executable).with_name("tcpkmon"), "why", "-n", "1", path]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def _sums(

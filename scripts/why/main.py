@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import platform
-import sys
 import tempfile
 import time
 from dataclasses import asdict
@@ -15,6 +13,7 @@ from typing import Any
 import click
 
 from scripts.experiments import peers
+from scripts.experiments.machine import here
 from scripts.experiments.report import write_part
 from scripts.why import transfers
 from scripts.why.judging import Judged, play
@@ -23,8 +22,6 @@ from scripts.why.scenarios import SCENARIOS
 from scripts.why.unseen import UNSEEN as UNSEEN_FIRST
 from scripts.why.unseen_more import UNSEEN_MORE
 from scripts.why.unseen_third import UNSEEN_THIRD
-from tcpkmon.collector.linux.machine import describe_machine
-from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import UsageError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "why.md"
@@ -63,7 +60,7 @@ def command(
     """Make connections whose limit is known, and compare with what `tcpkmon why` says of them."""
     if verdicts:
         return tell_verdicts(only, docs)
-    machine = {"cpu": describe_machine()["cpu_model"], "kernel": platform.release()}
+    machine = here()
     found: list[Judged] = []
     for path in earlier:
         read = json.loads(path.read_text())
@@ -119,8 +116,3 @@ def tell_verdicts(only: str, docs: bool) -> int:
         path.write_text(transfers.page(said))
         click.echo(f"wrote {path}")
     return 0
-
-
-def main() -> None:
-    """The entry point of the script."""
-    sys.exit(run(command, prog="why-scenarios"))

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 
+from scripts.markdown import table
 from scripts.why.judging import Judged
 from tcpkmon.formats.analysis.why import LIMITS, RECEIVING
 
@@ -29,68 +30,62 @@ def page(found: Sequence[Judged], machine: Mapping[str, str]) -> list[str]:
              for name, held, linked in kinds]  # fmt: skip
     unseen = [one for one in found if one.family]
     many = f"{min(rounds)}" if min(rounds) == max(rounds) else f"{min(rounds)} to {max(rounds)}"
-    lines = [
+    return [
         f"{machine['cpu']}, Linux {machine['kernel']}; {len(by_name)} scenarios, {many} rounds of "
         f"each, {sum(one.lost for one in found)} records lost.",
         "",
-        "| | scenarios | in a true limit | worst scenario | worst round | with four columns "
-        "more | older files |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        *(_summary(name, rows) for name, rows in sorts if rows),
+        *table(("", "scenarios", "in a true limit", "worst scenario", "worst round",
+                "with four columns more", "older files"),
+               [_summary(name, rows) for name, rows in sorts if rows]),
         "",
         *_families(unseen),
         *_worst(by_name),
         "",
-        "| scenario | true | right, mean | worst | found, mean | the kernel noted |",
-        "| --- | --- | --- | --- | --- | --- |",
+        *table(("scenario", "true", "right, mean", "worst", "found, mean", "the kernel noted"),
+               [_scenario(name, rows) for name, rows in by_name.items()]),
+        "",
+        *_matrix(found),
     ]  # fmt: skip
-    for name, rows in by_name.items():
-        mark = " *" if rows[0].held_out else ""
-        lines.append(
-            f"| {name}{mark} | {', '.join(rows[0].truth)} | {_percent(one.right for one in rows)} "
-            f"| {100 * min(one.right for one in rows):.1f} % "
-            f"| {_listed([one.shares for one in rows], 0.001)} "
-            f"| {_listed([one.kernel for one in rows], 0.05)} |"
-        )
-    return [*lines, "", *_matrix(found)]
 
 
-def _summary(name: str, rows: Sequence[Judged]) -> str:
-    by_name: dict[str, list[float]] = defaultdict(list)
-    for one in rows:
-        by_name[one.name].append(one.right)
-    worst = min(mean(values) for values in by_name.values())
-    return (
-        f"| {name} | {len(by_name)} | {_of_all(rows, 'right')} | {100 * worst:.1f} % "
-        f"| {100 * min(one.right for one in rows):.1f} % "
-        f"| {_of_all(rows, 'right_with_more')} | {_of_all(rows, 'right_in_older')} |"
-    )
+def _scenario(name: str, rows: Sequence[Judged]) -> list[str]:
+    return [
+        name + (" *" if rows[0].held_out else ""), ", ".join(rows[0].truth),
+        _percent(one.right for one in rows), _percent([min(one.right for one in rows)]),
+        _listed([one.shares for one in rows], 0.001), _listed([one.kernel for one in rows], 0.05),
+    ]  # fmt: skip
 
 
-def _of_all(rows: Sequence[Judged], name: str) -> str:
-    """The mean over the scenarios, each with the mean of its rounds, which may be more or less."""
+def _summary(name: str, rows: Sequence[Judged]) -> list[str]:
+    means = _means(rows, "right")
+    return [
+        name, str(len(means)), _percent(means), _percent([min(means)]),
+        _percent([min(one.right for one in rows)]),
+        *(_percent(_means(rows, one)) for one in ("right_with_more", "right_in_older")),
+    ]  # fmt: skip
+
+
+def _means(rows: Sequence[Judged], name: str) -> list[float]:
+    """Of each scenario the mean of its rounds, which may be more or less."""
     by_name: dict[str, list[float]] = defaultdict(list)
     for one in rows:
         by_name[one.name].append(getattr(one, name))
-    return _percent(mean(values) for values in by_name.values())
+    return [mean(values) for values in by_name.values()]
 
 
 def _families(unseen: Sequence[Judged]) -> list[str]:
     """By family: how many, how often right, and how many verdicts point to the wrong place."""
     if not unseen:
         return []
-    lines = [
-        "| over a test link | scenarios | in a true limit | worst round | verdicts that mislead |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    lines = []
     for name in dict.fromkeys(one.family for one in unseen):
         rows = [one for one in unseen if one.family == name]
-        worst, wrong = min(one.right for one in rows), sum(bool(one.wrong) for one in rows)
-        lines.append(
-            f"| {name} | {len({one.name for one in rows})} | {_of_all(rows, 'right')} "
-            f"| {100 * worst:.1f} % | {wrong} of {len(rows)} |"
-        )
-    return [*lines, ""]
+        means, wrong = _means(rows, "right"), sum(bool(one.wrong) for one in rows)
+        worst = _percent([min(one.right for one in rows)])
+        lines.append([name, str(len(means)), _percent(means), worst, f"{wrong} of {len(rows)}"])
+    heads = ("over a test link", "scenarios", "in a true limit", "worst round",
+             "verdicts that mislead")  # fmt: skip
+    return [*table(heads, lines), ""]
 
 
 def _worst(by_name: Mapping[str, Sequence[Judged]]) -> list[str]:
@@ -117,22 +112,21 @@ def _matrix(found: Sequence[Judged]) -> list[str]:
             times[tuple(truth)].append((share, shares))
     columns = [name for name in _NAMES if any(
         name in shares for rows in times.values() for _, shares in rows)]  # fmt: skip
-    lines = [
-        "Confusion: a row is what was true, a column what was found, in % of the time. What was "
-        "not true is bold.",
-        "",
-        f"| true | {' | '.join(columns)} |",
-        f"| --- |{' --- |' * len(columns)}",
-    ]
+    lines = []
     for truth, rows in sorted(times.items(), key=lambda item: _NAMES.index(item[0][0])):
         total = sum(share for share, _ in rows) or 1.0
-        cells = []
+        cells = [", ".join(truth)]
         for name in columns:
             held = 100 * sum(share * shares.get(name, 0.0) for share, shares in rows) / total
             text = f"{held:.1f}" if held >= 0.05 else ""
             cells.append(f"**{text}**" if text and name not in truth else text)
-        lines.append(f"| {', '.join(truth)} | {' | '.join(cells)} |")
-    return lines
+        lines.append(cells)
+    return [
+        "Confusion: a row is what was true, a column what was found, in % of the time. What was "
+        "not true is bold.",
+        "",
+        *table(["true", *columns], lines),
+    ]
 
 
 def _percent(values: Iterable[float]) -> str:

@@ -9,8 +9,6 @@ import select
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -114,8 +112,7 @@ def header_and_file(header: int, size: int, disk_s: float) -> Act:
                 disk = time.monotonic()
                 os.sendfile(end.fileno(), file, 0, size)
                 end.setsockopt(level, cork, 0)
-                while acts._unsent(end) and clock.goes_on:
-                    time.sleep(0.0003)
+                acts.wait_until_sent(end, clock, 0.0003)
                 sent = time.monotonic()
                 receive(end, REQUEST)
                 answered = time.monotonic()
@@ -134,17 +131,6 @@ def _file(size: int) -> Iterator[int]:
 
 
 # Senders
-
-
-def small_writes(size: int) -> Act:
-    """Sends as fast as it can, some bytes a call."""
-
-    def send(pair: Pair, clock: Clock) -> None:
-        data = bytes(size)
-        while clock.goes_on:
-            pair.client.send(data)
-
-    return send
 
 
 def low_water(most_unsent: int) -> Act:
@@ -191,14 +177,14 @@ def quota_writer(percent: float, work: int) -> Act:
     """A process hashes, then writes 4 kB, with so much of a CPU (a quota each 50 ms)."""
 
     def send(pair: Pair, clock: Clock) -> None:
-        with exchanges._quota(percent) as group:
-            _nodelay(pair.client)
-            number = pair.client.fileno()
-            command = [sys.executable, "-I", "-c", _HASHING, str(number), str(work)]
-            with subprocess.Popen(command, pass_fds=[number]) as process:
-                (group / "tasks").write_text(str(process.pid))
-                time.sleep(max(0.0, clock.until - time.monotonic()))
-                process.send_signal(signal.SIGKILL)
+        _nodelay(pair.client)
+        with (
+            exchanges.quota(percent) as group,
+            acts.program(pair.client, _HASHING, work) as process,
+        ):
+            (group / "tasks").write_text(str(process.pid))
+            time.sleep(max(0.0, clock.until - time.monotonic()))
+            process.kill()
 
     return send
 
@@ -262,15 +248,13 @@ def stopped(after_s: float, for_s: float) -> Act:
     """A process reads all that comes. Once it is stopped for so long, and goes on."""
 
     def read(pair: Pair, clock: Clock) -> None:
-        number = pair.server.fileno()
-        command = [sys.executable, "-I", "-c", _DRAINING, str(number)]
-        with subprocess.Popen(command, pass_fds=[number]) as process:
+        with acts.program(pair.server, _DRAINING) as process:
             time.sleep(after_s)
             process.send_signal(signal.SIGSTOP)
             time.sleep(for_s)
             process.send_signal(signal.SIGCONT)
             time.sleep(max(0.0, clock.until - time.monotonic()))
-            process.send_signal(signal.SIGKILL)
+            process.kill()
 
     return read
 
@@ -280,7 +264,6 @@ def clamped(most: int) -> Callable[[Lab, socket.socket], Pair]:
 
     def dial(lab: Lab, listener: socket.socket) -> Pair:
         listener.setsockopt(socket.IPPROTO_TCP, _WINDOW_CLAMP, most)
-        cubic = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
-        return join(lab.a, listener, lab.b.address4, [cubic])
+        return join(lab.a, listener, lab.b.address4, [acts.CUBIC])
 
     return dial

@@ -48,7 +48,6 @@ class Scenario:
     opens: bool = False
     receiver: bool = False
     sched: bool = False
-    link: Link | None = None
     witness: Callable[[Any, float], list[Span]] | None = None
     from_b: bool = False
     unsaid: tuple[str, ...] = ()
@@ -66,6 +65,9 @@ LOSSY = Bottleneck(rate_mbit=100, queue_bytes=200_000, loss_percent=2.0)
 SLOW = Bottleneck(rate_mbit=4, queue_bytes=400_000)
 FAR = Link(Way(rate_mbit=50, delay_ms=15, queue_bytes=150_000), Way(delay_ms=15))
 WIDE = Link(Way(delay_ms=15), Way(delay_ms=15))
+# Of the reader: its buffer cannot grow beyond; its window is not scaled, so nobody's is.
+SMALL_RMEM = acts.settings("b", rmem="4096 24000 24000")
+UNSCALED = acts.settings("b", window_scaling="0")
 _ALGORITHMS = ("cubic", "reno", "bbr")
 _LOSS_BASED = ("cubic", "reno")
 
@@ -75,7 +77,7 @@ SCENARIOS = (
     *(Scenario(f"small receive buffer, {name}", WINDOW, rcvbuf=16_384,
                bottleneck=DEEP, congestion=name) for name in _ALGORITHMS),
     Scenario("small receive buffer, no bottleneck", WINDOW, rcvbuf=8_192),
-    Scenario("small tcp_rmem", WINDOW, prepare=acts.receive_memory(24_000), bottleneck=DEEP,
+    Scenario("small tcp_rmem", WINDOW, prepare=SMALL_RMEM, bottleneck=DEEP,
              held_out=True),
     Scenario("reader sleeps 20 ms", WINDOW, read=acts.sleepy(32_768, 0.02), rcvbuf=65_536),
     Scenario("reader sleeps 5 ms", WINDOW, read=acts.sleepy(16_384, 0.005), rcvbuf=65_536,
@@ -107,8 +109,8 @@ SCENARIOS = (
              send=acts.corked(200, 0.21, more=True)),
     Scenario("the last segment of each message is lost", ("rto_wait", "recovery"), offloads=False,
              send=acts.asking(14_480), read=acts.answer(14_480), prepare=acts.each_nth(9, 11)),
-    Scenario("small tcp_rmem, far away", WINDOW, link=WIDE, prepare=acts.receive_memory(24_000)),
-    Scenario("no window scaling", WINDOW, link=WIDE, prepare=acts.no_window_scaling),
+    Scenario("small tcp_rmem, far away", WINDOW, link=WIDE, prepare=SMALL_RMEM),
+    Scenario("no window scaling", WINDOW, link=WIDE, prepare=UNSCALED),
     Scenario("a path that serves in turns", PATH,
              link=Link(Way(delay_ms=5, rate_mbit=5, slot_ms=60, queue_bytes=50_000),
                        Way(delay_ms=5))),
@@ -122,7 +124,7 @@ SCENARIOS = (
     *(Scenario(f"lossy path, {name}", PATH,
                bottleneck=LOSSY, congestion=name) for name in _LOSS_BASED),
     Scenario("window locked to 4 segments by the route", ("cwnd", "slow_start"), bottleneck=DEEP,
-             prepare=acts.locked_window(4), held_out=True),
+             prepare=acts.route("cwnd", "lock", "4"), held_out=True),
     Scenario("short transfer, reno", ("slow_start",), send=acts.once(60_000, ("slow_start",)),
              bottleneck=SLOW, congestion="reno", from_s=0.0),
     Scenario("short transfer, reno, offloads off", ("slow_start",),
@@ -204,11 +206,11 @@ SCENARIOS = (
     Scenario("receiver: small receive buffer", ("rx_autotune",), rcvbuf=16_384, bottleneck=DEEP,
              receiver=True),
     Scenario("receiver: small tcp_rmem, reno", ("rx_autotune",), bottleneck=DEEP, congestion="reno",
-             prepare=acts.receive_memory(24_000), receiver=True),
+             prepare=SMALL_RMEM, receiver=True),
     Scenario("receiver: small receive buffer, bbr", ("rx_autotune",), bottleneck=DEEP,
              rcvbuf=32_768, congestion="bbr", receiver=True, held_out=True),
     Scenario("receiver: no window scaling", ("rx_autotune",), link=WIDE, receiver=True,
-             prepare=acts.no_window_scaling, from_s=0.6),
+             prepare=UNSCALED, from_s=0.6),
     Scenario("receiver: a path that serves in turns", ("rx_none", "rx_reorder"), receiver=True,
              link=Link(Way(delay_ms=5, rate_mbit=5, slot_ms=60, queue_bytes=50_000),
                        Way(delay_ms=5))),

@@ -40,7 +40,9 @@ def run(lab: Lab, scenario: Scenario, seconds: float) -> Played:
         lab.a.command(["ip", "link", "set", "dev", "veth0", "gso_max_segs", "1"])
     if scenario.prepare is not None:
         scenario.prepare(lab)
-    options = [(socket.IPPROTO_TCP, socket.TCP_CONGESTION, scenario.congestion.encode())]
+    options: list[tuple[int, int, int | bytes]] = [
+        (socket.IPPROTO_TCP, socket.TCP_CONGESTION, scenario.congestion.encode())
+    ]
     if scenario.sndbuf:
         options.append((socket.SOL_SOCKET, socket.SO_SNDBUF, scenario.sndbuf // 2))
     if scenario.pacing:

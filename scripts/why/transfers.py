@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.experiments.context import tell
 from scripts.why import acts
 from tcpkmon.collector.capturing import start
 from tcpkmon.collector.lab.lab import DEVICE, Bottleneck, Lab
@@ -214,8 +215,7 @@ def say(transfer: Transfer, folder: Path) -> str:
                    "--columns", "default,ca_name,rcv_rtt_us"]  # fmt: skip
         with start("tcp", path, force=True, options=options, buffer_mb=32):
             transfer.play(lab, work)
-    command = [Path(sys.executable).with_name("tcpkmon"), "why", "-n", str(transfer.most), path]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return tell("why", "-n", transfer.most, path)
 
 
 PAGE = """<!-- SPDX-License-Identifier: Apache-2.0 -->

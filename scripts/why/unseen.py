@@ -68,11 +68,11 @@ CLOSES = (
     _new("a process exits with 1 MB unsent", PATH, send=exchanges.exits(1_000_000),
          link=line(16, 30),
          witness=witness.closes(1_000_000, PATH), unsaid=(SENDER,)),
-    _new("CLOSE_WAIT: the peer's FIN came first, cubic", PATH, read=exchanges.drain_closed,
+    _new("CLOSE_WAIT: the peer's FIN came first, cubic", PATH, read=acts.ended(acts.drain),
          link=line(), unsaid=(SENDER, READER)),
     _new("CLOSE_WAIT and a slow reader, reno", WINDOW, congestion="reno", rcvbuf=32_768,
-         read=exchanges.sleepy_closed(16_384, 0.01), link=line(100, 4, 400_000), unsaid=(SENDER,)),
-    _new("CLOSE_WAIT, bbr", BBR, congestion="bbr", read=exchanges.drain_closed,
+         read=acts.ended(acts.sleepy(16_384, 0.01)), link=line(100, 4, 400_000), unsaid=(SENDER,)),
+    _new("CLOSE_WAIT, bbr", BBR, congestion="bbr", read=acts.ended(acts.drain),
          link=line(30, 24, 300_000), unsaid=(SENDER, READER)),
     _new("download by a half-closed client, seen at the server", PATH, from_b=True,
          send=exchanges.serve, read=exchanges.fetch_half_closed,
@@ -84,10 +84,10 @@ CLOSES = (
 # repaired: what waits for a probe or a timeout waits for the loss, not for the application.
 TAILS = (
     _new("tail of each answer of 30 kB is lost once", REPAIR, send=exchanges.answers(30_000, 0.05),
-         read=exchanges.requests(30_000), link=way(40, rate_mbit=50, lose=(29_990, 30_000),
+         read=acts.answer(30_000), link=way(40, rate_mbit=50, lose=(29_990, 30_000),
          lose_every=30_000), witness=witness.repairs(), unsaid=(READER, SNDBUF)),
     _new("tail of each answer of 12 kB is lost twice, reno", REPAIR, congestion="reno",
-         send=exchanges.answers(12_000, 0.02), read=exchanges.requests(12_000),
+         send=exchanges.answers(12_000, 0.02), read=acts.answer(12_000),
          link=way(20, lose=(11_990, 12_000), lose_every=12_000, lose_times=2),
          witness=witness.repairs(), unsaid=(SENDER, READER, SNDBUF)),
     # closing would be said of any end; here a loss is what it waits for, and nothing else.
@@ -95,12 +95,12 @@ TAILS = (
          link=way(30, rate_mbit=20, lose=(93_000, 100_000)), witness=witness.repairs(),
          unsaid=(SENDER, READER)),
     _new("tail of each answer of 60 kB is lost once, bbr", REPAIR, congestion="bbr",
-         send=exchanges.answers(60_000, 0.03), read=exchanges.requests(60_000),
+         send=exchanges.answers(60_000, 0.03), read=acts.answer(60_000),
          link=way(30, rate_mbit=30, lose=(59_990, 60_000), lose_every=60_000),
          witness=witness.repairs(), unsaid=(READER, SNDBUF)),
     # Nothing comes after the lost tail: no hole is seen, and the reader has all that came.
     _new("receiver: tail of each answer is lost", ("rx_none",), receiver=True,
-         send=exchanges.answers(20_000, 0.04), read=exchanges.requests(20_000),
+         send=exchanges.answers(20_000, 0.04), read=acts.answer(20_000),
          link=way(40, lose=(19_990, 20_000), lose_every=20_000), unsaid=(READER,)),
 )  # fmt: skip
 
@@ -108,30 +108,30 @@ TAILS = (
 # it, where the window is too small; after that there is nothing to send.
 KEPT = (
     _new("answers of 20 kB, pauses of 50 ms", APP, send=exchanges.answers(20_000, 0.05),
-         read=exchanges.requests(20_000), link=line(), witness=witness.answers(20_000, PATH),
-         unsaid=(NET, READER)),
+         read=acts.answer(20_000), link=line(), unsaid=(NET, READER),
+         witness=witness.messages(20_000, truth=PATH, least_s=0)),
     _new("answers of 100 kB, pauses of 80 ms", APP, send=exchanges.answers(100_000, 0.08),
-         read=exchanges.requests(100_000), link=line(50, 30, 400_000),
-         witness=witness.answers(100_000, PATH, skip=0), unsaid=(READER,)),
+         read=acts.answer(100_000), link=line(50, 30, 400_000),
+         witness=witness.messages(100_000, truth=PATH, skip=0, least_s=0), unsaid=(READER,)),
     _new("answers of 50 kB, small send buffer", ("sndbuf", *APP), sndbuf=16_384, offloads=False,
-         send=exchanges.blocked(50_000, 0.06, ("sndbuf",)), read=exchanges.requests(50_000),
+         send=exchanges.blocked(50_000, 0.06, ("sndbuf",)), read=acts.answer(50_000),
          link=line(50, 20, 400_000), unsaid=(READER, NET)),
     _new("answers of 60 kB, pauses of 70 ms, bbr", APP, send=exchanges.answers(60_000, 0.07),
-         congestion="bbr", read=exchanges.requests(60_000), link=line(30, 20, 400_000),
-         witness=witness.answers(60_000, BBR), unsaid=(READER,)),
+         congestion="bbr", read=acts.answer(60_000), link=line(30, 20, 400_000),
+         witness=witness.messages(60_000, truth=BBR, least_s=0), unsaid=(READER,)),
 )  # fmt: skip
 
 # (d) The sender's own shaper
 SHAPERS = (
-    _new("own HTB, 2 Mbit/s, reno", ("tsq",), congestion="reno", prepare=exchanges.own_htb(2),
-         link=line(100, 10, 400_000), from_s=0.4, unsaid=(SENDER, READER)),
-    _new("own HTB, 10 Mbit/s, cubic", ("tsq",), prepare=exchanges.own_htb(10),
+    _new("own HTB, 2 Mbit/s, reno", ("tsq",), congestion="reno", link=line(100, 10, 400_000),
+         prepare=acts.local_htb(2, "burst 5k"), from_s=0.4, unsaid=(SENDER, READER)),
+    _new("own HTB, 10 Mbit/s, cubic", ("tsq",), prepare=acts.local_htb(10, "burst 5k"),
          link=line(100, 10, 400_000), from_s=0.4, unsaid=(SENDER, READER)),
     _new("own TBF, 50 Mbit/s, cubic", ("tsq",), prepare=acts.local_queue(50, 2_000_000),
          link=line(200, 6, 400_000), from_s=0.4, unsaid=(SENDER, READER)),
     _new("answers of 100 kB through an own TBF, 10 Mbit/s", ("tsq", *APP),
          prepare=acts.local_queue(10, 500_000), send=exchanges.slow_device_answers(100_000, 0.06),
-         read=exchanges.requests(100_000), link=line(100, 6, 400_000), unsaid=(READER,)),
+         read=acts.answer(100_000), link=line(100, 6, 400_000), unsaid=(READER,)),
 )  # fmt: skip
 
 # (e) Data that TCP keeps back to fill a segment
@@ -202,7 +202,7 @@ POLICED = (
 
 # (i) Active queues. With marks nothing is lost: there is nothing to recover.
 MARKED = ("cwnd", "slow_start")
-_ECN = exchanges.settings(ecn="1")
+_ECN = acts.settings(ecn="1")
 ACTIVE = (
     _new("CoDel that drops, cubic", PATH, link=way(30, rate_mbit=20, codel_ms=5),
          unsaid=(SENDER, READER)),
@@ -221,11 +221,11 @@ OPENINGS = (
          link=Link(Way(delay_ms=20), Way(delay_ms=20, synack_loss=1)),
          send=acts.trickle(2_000, 0.02), unsaid=(READER, NET)),
     # (n) With data in the SYN
-    _new("Fast Open, then 800 kB", PATH, prepare=exchanges.settings(fastopen="519"),
+    _new("Fast Open, then 800 kB", PATH, prepare=acts.settings(fastopen="519"),
          dial=exchanges.fast_open(1_000), send=acts.once(800_000), link=line(16, 40),
          witness=witness.opens(PATH, 800_000), unsaid=(READER, SNDBUF)),
     _new("Fast Open, the SYN-ACK is lost", ("opening",), dial=exchanges.fast_open(1_000),
-         prepare=exchanges.settings(fastopen="519"), send=acts.once(60_000), opens=False,
+         prepare=acts.settings(fastopen="519"), send=acts.once(60_000), opens=False,
          link=Link(Way(rate_mbit=20, delay_ms=15), Way(delay_ms=15, synack_loss=1)), seconds=1.4,
          witness=witness.opens(PATH, 60_000), unsaid=(READER, SNDBUF)),
 )  # fmt: skip
@@ -259,7 +259,7 @@ READERS = (
 )  # fmt: skip
 
 # (m) No window scaling: 64 kB in 100 ms are 5 Mbit/s of 50.
-_UNSCALED = exchanges.settings(window_scaling="0")
+_UNSCALED = acts.settings(window_scaling="0")
 UNSCALED = (
     _new("no window scaling, RTT 100 ms", WINDOW, prepare=_UNSCALED, link=line(50, 100, 400_000),
          from_s=0.6, seconds=1.8, unsaid=(SENDER, READER)),
@@ -269,11 +269,11 @@ UNSCALED = (
 
 # (o) Both directions at once
 DUPLEX = (
-    _new("both ends send, 20 and 5 Mbit/s", PATH, read=exchanges.both_ways,
+    _new("both ends send, 20 and 5 Mbit/s", PATH, read=acts.duplex(acts.drain),
          link=Link(Way(rate_mbit=20, delay_ms=8, queue_bytes=80_000),
                    Way(rate_mbit=5, delay_ms=8, queue_bytes=40_000), 7), unsaid=(SENDER, READER)),
     _new("both ends send, b reads slowly", WINDOW, rcvbuf=32_768, unsaid=(SENDER,),
-         read=exchanges.both_ways_slowly(16_384, 0.01),
+         read=acts.duplex(acts.sleepy(16_384, 0.01)),
          link=Link(Way(rate_mbit=100, delay_ms=3, queue_bytes=400_000),
                    Way(rate_mbit=20, delay_ms=3, queue_bytes=60_000), 7)),
 )  # fmt: skip

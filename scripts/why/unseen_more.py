@@ -19,7 +19,7 @@ from tcpkmon.collector.lab.link import Link, Way
 
 _new = partial(Scenario, held_out=True, seconds=1.5)
 # No buffer of the receiver bounds what a path holds.
-ROOMY = exchanges.settings(rmem="4096 2000000 8000000")
+ROOMY = acts.settings(rmem="4096 2000000 8000000")
 HOLES = ("rx_none", "rx_reorder")
 
 RELAYS = (
@@ -60,7 +60,7 @@ DATABASES = (
          read=programs.asks(*_GROWING), link=line(40, 16, 200_000), prepare=ROOMY, seconds=2.0,
          witness=witness.messages(*_GROWING, truth=PATH, skip=0), unsaid=(READER, SNDBUF)),
     # 35 segments, each answer goes at once; then a round trip, then a pause.
-    _new("first window of 40 segments, answers of 50 kB", APP, prepare=beside.first_window(40),
+    _new("first window of 40 segments, answers of 50 kB", APP, prepare=acts.route("initcwnd", "40"),
          send=programs.replies(50_000), read=programs.asks(50_000, every_s=0.08), from_s=0.0,
          link=line(200, 30, 400_000), unsaid=(NET, READER, SNDBUF)),
     # No pause at all: the answer is what it waits for.
@@ -99,12 +99,12 @@ ENDS = (
 _HALF, _FAR = Way(rate_mbit=10, delay_ms=10, queue_bytes=100_000), 0.8
 CHANGES = (
     _new("the rate halves in the middle, cubic", PATH, link=line(), seconds=1.8,
-         disturb=beside.new_path(0, _HALF, _FAR), unsaid=(SENDER, READER)),
+         disturb=exchanges.changes(0, _HALF, _FAR), unsaid=(SENDER, READER)),
     # 1.2 MB/s are 9.6 of 20 Mbit/s, then of 4: what is in flight grows until the window is full.
     _new("paced at 1.2 MB/s, then the path is slower", ("pacing",), pacing=1_200_000, seconds=2.0,
          link=line(20, 20, 60_000), unsaid=(SENDER, READER),
          disturb=beside.truth_changes(
-             beside.new_path(0, Way(rate_mbit=4, delay_ms=10, queue_bytes=60_000), 0.9),
+             exchanges.changes(0, Way(rate_mbit=4, delay_ms=10, queue_bytes=60_000), 0.9),
              ("pacing",), PATH, at_s=0.9, settle_s=0.4)),
     _new("SO_MAX_PACING_RATE rises above the path", ("pacing",), pacing=400_000, seconds=2.0,
          link=line(10, 20, 60_000), unsaid=(SENDER, READER),
@@ -118,12 +118,12 @@ CHANGES = (
          witness=witness.outage(PATH), unsaid=(SENDER, READER)),
     _new("a new route is longer: RTT 20, then 70 ms, reno", PATH, congestion="reno", link=line(),
          seconds=1.8, unsaid=(SENDER, READER), prepare=ROOMY,
-         disturb=beside.new_path(0, Way(rate_mbit=20, delay_ms=60, queue_bytes=100_000), 0.8)),
+         disturb=exchanges.changes(0, Way(rate_mbit=20, delay_ms=60, queue_bytes=100_000), 0.8)),
     _new("receiver: the rate halves in the middle", HOLES, receiver=True, link=line(), seconds=1.8,
-         disturb=beside.new_path(0, _HALF, _FAR), witness=witness.holes(from_s=0.3),
+         disturb=exchanges.changes(0, _HALF, _FAR), witness=witness.holes(from_s=0.3),
          unsaid=(READER,)),
-    _new("own HTB: 20, then 4 Mbit/s", ("tsq",), prepare=exchanges.own_htb(20), seconds=2.0,
-         link=line(100, 10, 400_000), unsaid=(SENDER, READER),
+    _new("own HTB: 20, then 4 Mbit/s", ("tsq",), seconds=2.0, link=line(100, 10, 400_000),
+         prepare=acts.local_htb(20, "burst 5k"), unsaid=(SENDER, READER),
          disturb=beside.truth_changes(beside.new_htb(4, 1.0), ("tsq",), ("tsq",), 1.0, 0.3, 0.5)),
 )  # fmt: skip
 
@@ -148,7 +148,7 @@ WINDOWS = (
          read=programs.stopped(0.6, 0.6), rcvbuf=300_000, link=line(30, 16, 100_000),
          witness=witness.stalls(("rx_app",), received_s=0.02)),
     _new("receiver: half-closed, its program reads slowly", ("rx_app",), receiver=True,
-         read=exchanges.sleepy_closed(16_384, 0.02), rcvbuf=65_536, link=line(100, 4, 400_000)),
+         read=acts.ended(acts.sleepy(16_384, 0.02)), rcvbuf=65_536, link=line(100, 4, 400_000)),
 )  # fmt: skip
 
 SENDERS = (
@@ -157,7 +157,7 @@ SENDERS = (
          link=line(), unsaid=(SENDER, READER, SNDBUF)),
     _new("send buffer of 24 kB, RTT 90 ms", ("sndbuf",), sndbuf=24_576, offloads=False,
          link=line(20, 90, 400_000), from_s=0.8, seconds=2.2, unsaid=(READER,)),
-    _new("writes of 120 bytes, 4 Mbit/s", PATH, send=programs.small_writes(120),
+    _new("writes of 120 bytes, 4 Mbit/s", PATH, send=acts.writes(120),
          link=line(4, 20, 60_000), unsaid=(SENDER, READER)),
     _new("own TBF of 20 Mbit/s, the application needs 2", APP, send=acts.trickle(5_000, 0.02),
          prepare=acts.local_queue(20, 500_000), link=line(100, 16, 400_000),
@@ -182,11 +182,11 @@ LOSSES = (
                    Way(delay_ms=4, slot_ms=8, ack_loss_percent=50), 11),
          unsaid=(SENDER, READER)),
     _new("the path's MTU falls to 1300, with ICMP", PATH, link=line(), seconds=1.8,
-         disturb=beside.new_path(0, Way(rate_mbit=20, delay_ms=10, queue_bytes=100_000, mtu=1_300,
+         disturb=exchanges.changes(0, Way(rate_mbit=20, delay_ms=10, queue_bytes=100_000, mtu=1_300,
                                         icmp=True), 0.6),
          unsaid=(SENDER, READER)),
     _new("MTU black hole that tcp_mtu_probing gets over", PATH, from_s=0.05, seconds=3.0,
-         prepare=exchanges.settings(mtu_probing="1", retries1="1"),
+         prepare=acts.settings(mtu_probing="1", retries1="1"),
          link=way(20, rate_mbit=20, queue_bytes=100_000, mtu=1_200), unsaid=(SENDER, READER)),
     _new("bursts of 200 kB through a policer of 12 Mbit/s", (*APP, *PATH), seconds=2.4,
          send=programs.timed(200_000, every_s=0.25), prepare=ROOMY,
@@ -205,11 +205,11 @@ LOSSES = (
 )  # fmt: skip
 
 # Nothing is lost where marks tell of a queue.
-_ECN = exchanges.settings(ecn="1")
+_ECN = acts.settings(ecn="1")
 MARKS = (
     _new("marks above 30 kB, then the rate halves, cubic", MARKED, prepare=_ECN, seconds=1.8,
          link=way(24, rate_mbit=24, ecn_above_bytes=30_000),
-         disturb=beside.new_path(0, Way(delay_ms=12, rate_mbit=12, ecn_above_bytes=30_000), 0.8),
+         disturb=exchanges.changes(0, Way(delay_ms=12, rate_mbit=12, ecn_above_bytes=30_000), 0.8),
          unsaid=(SENDER, READER, "lost|loss")),
     _new("receiver: marks above 30 kB", ("rx_none",), prepare=_ECN, receiver=True,
          link=way(24, rate_mbit=24, ecn_above_bytes=30_000), unsaid=(READER,)),
@@ -226,7 +226,7 @@ SHARED = (
                    Way(rate_mbit=2, delay_ms=8, queue_bytes=30_000), 7),
          prepare=ROOMY, seconds=2.0),
     _new("a chats while b sends all it can", APP, send=programs.timed(300, every_s=0.05),
-         read=exchanges.both_ways,
+         read=acts.duplex(acts.drain),
          link=Link(Way(rate_mbit=10, delay_ms=10, queue_bytes=50_000),
                    Way(rate_mbit=20, delay_ms=10, queue_bytes=80_000), 7),
          unsaid=(NET, READER, SNDBUF)),

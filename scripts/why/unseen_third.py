@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import itertools
 import socket
-import threading
 import time
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -72,7 +70,7 @@ def pieces(*sizes: int, gap_s: float = 0.0, hold: str = "", pause_s: float = 0.0
 
 
 def _ask(end: socket.socket) -> tuple[float, bool]:
-    return time.monotonic(), acts._unsent(end) > 0
+    return time.monotonic(), acts.unsent(end) > 0
 
 
 def calls(request: int, answer: int) -> Act:
@@ -96,23 +94,6 @@ def thinks(request: int, answer: int, think_s: float) -> Act:
             pair.server.sendall(bytes(answer))
 
     return read
-
-
-def both_timed(size: int, every_s: float) -> Act:
-    """b sends messages by the clock, too; both ends read all that comes."""
-
-    def read(pair: Pair, clock: Clock) -> None:
-        back = Pair(pair.server, pair.client)
-        for act in (programs.timed(size, every_s=every_s), acts.drain):
-            threading.Thread(target=_quiet, args=(act, back, clock), daemon=True).start()
-        acts.drain(pair, clock)
-
-    return read
-
-
-def _quiet(act: Act, pair: Pair, clock: Clock) -> None:
-    with suppress(OSError):  # at the end it is shut down
-        act(pair, clock)
 
 
 WRITES = (
@@ -145,7 +126,8 @@ KEPT = (
          link=line(50, 40, 400_000), seconds=3.6, witness=witness.messages(120_000, truth=PATH),
          unsaid=(READER, SNDBUF)),
     _new("both ends send 30 kB each 100 ms, RTT 40 ms", (*APP, *PATH), prepare=ROOMY,
-         send=programs.timed(30_000, every_s=0.1), read=both_timed(30_000, 0.1),
+         send=programs.timed(30_000, every_s=0.1),
+         read=acts.duplex(acts.drain, programs.timed(30_000, every_s=0.1)),
          link=Link(Way(rate_mbit=40, delay_ms=20, queue_bytes=200_000),
                    Way(rate_mbit=40, delay_ms=20, queue_bytes=200_000), 7),
          witness=witness.messages(30_000, truth=PATH), unsaid=(READER, SNDBUF)),

@@ -16,6 +16,7 @@ from scripts.why.acts import Span
 Trace = Any
 Witness = Callable[[Trace, float], list[Span]]
 EDGE_S, LEAST_S = 0.0003, 0.002
+STALL_S, MARGIN_S, OPEN_S = 0.1, 0.08, 0.1
 REPAIR = ("recovery", "rto_wait")
 
 
@@ -27,27 +28,27 @@ def inner(spans: list[Span]) -> list[Span]:
     ]  # fmt: skip
 
 
-def data_of(trace: Trace, way: int) -> Trace:
-    """The packets with data of one way."""
-    return trace[(trace["way"] == way) & (trace["data"] > 0)]
+def data_of(trace: Trace) -> Trace:
+    """The packets with data from a to b."""
+    return trace[(trace["way"] == 0) & (trace["data"] > 0)]
 
 
-def passes(trace: Trace, way: int, byte: int) -> float:
+def passes(trace: Trace, byte: int) -> float:
     """When a segment with this byte first came to the link: TCP has sent it."""
-    data = data_of(trace, way)
+    data = data_of(trace)
     return _first(data, (data["seq"] <= byte) & (data["seq"] + data["data"] > byte), "in_ns")
 
 
-def arrives(trace: Trace, way: int, byte: int) -> float:
+def arrives(trace: Trace, byte: int) -> float:
     """When this byte first came out of the link."""
-    data = data_of(trace, way)
+    data = data_of(trace)
     got = (data["fate"] == 0) & (data["seq"] <= byte) & (data["seq"] + data["data"] > byte)
     return _first(data, got, "out_ns")
 
 
-def heard(trace: Trace, way: int, after_s: float) -> float:
-    """When the sender of this way hears of what arrived then: the next packet from there."""
-    back = trace[trace["way"] != way]
+def heard(trace: Trace, after_s: float) -> float:
+    """When the sender hears of what arrived then: the next packet from there."""
+    back = trace[trace["way"] == 1]
     return _first(back, (back["fate"] == 0) & (back["in_ns"] >= after_s * 1e9), "out_ns")
 
 
@@ -57,16 +58,16 @@ def _first(packets: Trace, chosen: Any, column: str) -> float:
     return float(found.min()) / 1e9
 
 
-def closes(size: int, truth: tuple[str, ...], from_s: float = 0.0, way: int = 0) -> Witness:
+def closes(size: int, truth: tuple[str, ...], from_s: float = 0.0) -> Witness:
     """Of so many bytes: truth until TCP has sent the last one, then it is closing, until all has
     arrived and that is known. A loss in the last flight is repaired then: both are true."""
 
     def tell(trace: Trace, called: float) -> list[Span]:
-        begin, sent = passes(trace, way, 0) + from_s, passes(trace, way, size - 1)
-        fins = trace[(trace["way"] == way) & (trace["flags"] & 1 > 0)]
+        begin, sent = passes(trace, 0) + from_s, passes(trace, size - 1)
+        fins = trace[(trace["way"] == 0) & (trace["flags"] & 1 > 0)]
         came = _first(fins, fins["fate"] == 0, "out_ns")
-        end = heard(trace, way, max(came, arrives(trace, way, size - 1)))
-        data = data_of(trace, way)
+        end = heard(trace, max(came, arrives(trace, size - 1)))
+        data = data_of(trace)
         again = data[(data["in_ns"] > sent * 1e9) & (data["seq"] < size - 1)]
         after = ("closing", *REPAIR) if len(again) else ("closing",)
         return inner([(begin, sent, truth), (sent, end, after)])
@@ -74,43 +75,43 @@ def closes(size: int, truth: tuple[str, ...], from_s: float = 0.0, way: int = 0)
     return tell
 
 
-def repairs(truth: tuple[str, ...] = REPAIR, way: int = 0) -> Witness:
+def repairs() -> Witness:
     """While a lost segment is not yet known to have come: from its loss on. Only that is judged."""
 
     def tell(trace: Trace, called: float) -> list[Span]:
-        data, spans = data_of(trace, way), []
-        until = 0.0
+        data, until = data_of(trace), 0.0
+        spans: list[Span] = []
         for one in data[data["fate"] > 1]:
             lost = float(one["in_ns"]) / 1e9
             later = data[(data["fate"] == 0) & (data["seq"] <= one["seq"])
                          & (data["seq"] + data["data"] > one["seq"])]  # fmt: skip
             if lost < until or not len(later):
                 continue
-            until = heard(trace, way, float(later["out_ns"].min()) / 1e9)
-            spans.append((lost, until, truth))
+            until = heard(trace, float(later["out_ns"].min()) / 1e9)
+            spans.append((lost, until, REPAIR))
         return inner(spans)
 
     return tell
 
 
-def resent(way: int = 0, truth: tuple[str, ...] = REPAIR) -> Witness:
+def resent() -> Witness:
     """After the first segment that was sent again, until the last one."""
 
     def tell(trace: Trace, called: float) -> list[Span]:
-        data = data_of(trace, way)
+        data = data_of(trace)
         most = np.maximum.accumulate(np.concatenate([[-1], data["seq"].astype(np.int64)[:-1]]))
         again = data["in_ns"][data["seq"] <= most]
         assert len(again) > 1, "nothing was sent again"
-        return inner([(float(again[0]) / 1e9, float(again[-1]) / 1e9, truth)])
+        return inner([(float(again[0]) / 1e9, float(again[-1]) / 1e9, REPAIR)])
 
     return tell
 
 
-def holes(way: int = 0, from_s: float = 0.0) -> Witness:
+def holes(from_s: float = 0.0) -> Witness:
     """For a receiver: rx_reorder while a byte is missing before what has arrived, else rx_none."""
 
     def tell(trace: Trace, called: float) -> list[Span]:
-        data = data_of(trace, way)
+        data = data_of(trace)
         data = data[data["fate"] == 0]
         data = data[np.argsort(data["out_ns"], kind="stable")]
         spans: list[Span] = []
@@ -132,34 +133,16 @@ def holes(way: int = 0, from_s: float = 0.0) -> Witness:
     return tell
 
 
-def answers(size: int, truth: tuple[str, ...], way: int = 0, skip: int = 1) -> Witness:
-    """Answers of so many bytes, one after another: truth from the first byte of each to the last,
-    then, until the next one begins, there is nothing to send. A loss belongs to neither."""
-
-    def tell(trace: Trace, called: float) -> list[Span]:
-        data, spans = data_of(trace, way), []
-        count = int((data["seq"].astype(np.int64) + data["data"]).max()) // size
-        for number in range(skip, count - 1):
-            begin, sent = (passes(trace, way, number * size + at) for at in (0, size - 1))
-            spans.append((begin, sent, truth))
-            lost = (data["fate"] > 1) & (data["seq"] >= number * size)
-            if not np.any(lost & (data["seq"] < (number + 1) * size)):
-                spans.append((sent, passes(trace, way, (number + 1) * size), ("app", "idle")))
-        return inner(spans)
-
-    return tell
-
-
 def kept_back(first: int, size: int) -> Witness:
     """Messages of so many bytes of which the first segment goes out at once: the rest is kept back
     until it is sent (nagle), then the answer is waited for (app)."""
 
     def tell(trace: Trace, called: float) -> list[Span]:
-        data, spans = data_of(trace, 0), []
+        data, spans = data_of(trace), []
         count = int((data["seq"].astype(np.int64) + data["data"]).max()) // size
         for number in range(2, count - 1):
             begin, rest, after = (
-                passes(trace, 0, number * size + at) for at in (0, first, size)
+                passes(trace, number * size + at) for at in (0, first, size)
             )  # fmt: skip
             spans += [(begin, rest, ("nagle",)), (rest, after, ("app", "idle"))]
         return inner(spans)
@@ -175,7 +158,7 @@ def opens(truth: tuple[str, ...], until_byte: int) -> Witness:
         answered = trace[(trace["way"] == 1) & (trace["flags"] & 18 == 18)]
         opened = _first(answered, answered["fate"] == 0, "out_ns")
         begin = float(syns["in_ns"][0]) / 1e9
-        sent = passes(trace, 0, until_byte - 1)
+        sent = passes(trace, until_byte - 1)
         return inner([(begin, opened, ("opening",)), (opened, sent, truth)])
 
     return tell
@@ -192,17 +175,18 @@ def of_the_last(tell: Witness) -> Witness:
 
 
 def messages(
-    *sizes: int, truth: tuple[str, ...], skip: int = 1, least_s: float = 0.006, way: int = 0
+    *sizes: int, truth: tuple[str, ...], skip: int = 1, least_s: float = 0.006
 ) -> Witness:
-    """Messages of these sizes in turn, each written in one call. As answers(); a message that went
-    out in less than least_s went at once: nothing bounded it, and that is no span."""
+    """Messages of these sizes in turn, each written in one call: truth from the first byte of each
+    to the last, then, until the next one begins, there is nothing to send. A loss belongs to
+    neither; nor does a message that went out in less than least_s: nothing bounded it."""
 
     def tell(trace: Trace, called: float) -> list[Span]:
-        data, spans = data_of(trace, way), []
+        data, spans = data_of(trace), []
         reached = int((data["seq"].astype(np.int64) + data["data"]).max())
         low, number = 0, 0
         while (high := low + sizes[number % len(sizes)]) < reached:
-            begin, sent, after = (passes(trace, way, at) for at in (low, high - 1, high))
+            begin, sent, after = (passes(trace, at) for at in (low, high - 1, high))
             if number >= skip:
                 if sent - begin >= least_s:
                     spans.append((begin, sent, truth))
@@ -216,24 +200,23 @@ def messages(
 
 
 def stalls(
-    stalled: tuple[str, ...], flows: tuple[str, ...] = (), least_s: float = 0.1,
-    margin_s: float = 0.08, way: int = 0, from_s: float = 0.2, received_s: float = 0.0,
-) -> Witness:  # fmt: skip
-    """While no data passes for so long, the one truth; between, without a margin, the other one.
+    stalled: tuple[str, ...], flows: tuple[str, ...] = (), received_s: float = 0.0
+) -> Witness:
+    """While no data passes for STALL_S, the one truth; between, without a margin, the other one.
 
     received_s: judged is who receives; so long before new data comes, its reader went on.
     """
     seen_by = "out_ns" if received_s else "in_ns"
 
     def tell(trace: Trace, called: float) -> list[Span]:
-        data, spans = data_of(trace, way), []
+        data, spans = data_of(trace), []
         at = np.sort(data[seen_by][data["fate"] == 0]) / 1e9
-        begin = float(at[0]) + from_s
-        for number in np.flatnonzero(np.diff(at) > least_s):
+        begin = float(at[0]) + 0.2
+        for number in np.flatnonzero(np.diff(at) > STALL_S):
             low, high = float(at[number]), float(at[number + 1])
-            spans.append((begin, low - margin_s, flows))
-            spans.append((low + margin_s / 2, high - received_s, stalled))
-            begin = high + margin_s
+            spans.append((begin, low - MARGIN_S, flows))
+            spans.append((low + MARGIN_S / 2, high - received_s, stalled))
+            begin = high + MARGIN_S
         assert spans, "nothing stalled"
         spans.append((begin, float(at[-1]), flows))
         return inner([one for one in spans if one[2]])
@@ -241,35 +224,35 @@ def stalls(
     return tell
 
 
-def outage(flows: tuple[str, ...], way: int = 0, from_s: float = 0.1) -> Witness:
+def outage(flows: tuple[str, ...]) -> Witness:
     """The link drops everything for a while: from the last ACK of what came before until the sender
     hears of what came after, it waits for a loss to be found and repaired."""
 
     def tell(trace: Trace, called: float) -> list[Span]:
-        data = data_of(trace, way)
+        data = data_of(trace)
         down = data[data["fate"] == 2]["in_ns"].astype(np.int64)
         assert len(down), "nothing was lost"
         after = data[(data["fate"] == 0) & (data["in_ns"] > down.max())]
-        end = heard(trace, way, float(after["out_ns"].min()) / 1e9)
-        back = trace[(trace["way"] != way) & (trace["fate"] == 0)]["out_ns"] / 1e9
+        end = heard(trace, float(after["out_ns"].min()) / 1e9)
+        back = trace[(trace["way"] == 1) & (trace["fate"] == 0)]["out_ns"] / 1e9
         last = float(back[back < end - 1e-6].max())
-        begin = passes(trace, way, 0) + from_s
+        begin = passes(trace, 0) + OPEN_S
         return inner([(begin, last, flows), (last, end, REPAIR),
                       (end, float(data["in_ns"].max()) / 1e9, flows)])  # fmt: skip
 
     return tell
 
 
-def dies(alive: tuple[str, ...], way: int = 0, from_s: float = 0.1) -> Witness:
+def dies(alive: tuple[str, ...]) -> Witness:
     """Until the first segment that is dropped since the link is down: this; then nothing arrives
     any more. From the first segment that is sent again on, it waits for a loss to be repaired;
     before, it waits for that too, but the program for its next message as well."""
 
     def tell(trace: Trace, called: float) -> list[Span]:
-        data = data_of(trace, way)
+        data = data_of(trace)
         down = data[data["fate"] == 2]
         assert len(down) > 1, "nothing was lost"
-        begin, dead = passes(trace, way, 0) + from_s, float(down["in_ns"][0]) / 1e9
-        return [*inner([(begin, dead, alive)]), *resent(way)(down, called)]
+        begin, dead = passes(trace, 0) + OPEN_S, float(down["in_ns"][0]) / 1e9
+        return [*inner([(begin, dead, alive)]), *resent()(down, called)]
 
     return tell

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts import conform_breaks
-from scripts.conform_control import Control, registered
-from scripts.conform_plays import Judged, judge, play
+from scripts.conformance import breaks
+from scripts.conformance.control import Control, registered
+from scripts.conformance.plays import Judged, judge, play
 from tcpkmon.formats.analysis.conform import RULES
 
 ALWAYS = ("idle", "repair", "loss window", "many cuts")
@@ -48,13 +48,13 @@ def test_a_transfer_keeps_the_rules(
     "name",
     [
         name if name in ALWAYS else pytest.param(name, marks=pytest.mark.full)
-        for name in conform_breaks.BREAKS
+        for name in breaks.BREAKS
     ],
 )
 def test_what_breaks_a_rule(name: str, tmp_path: Path) -> None:
     """A setting, or a congestion control of our own, breaks this rule and no other."""
-    found = told(conform_breaks.play(tmp_path / "run.pm", name), 1)
-    one = conform_breaks.BREAKS[name]
+    found = told(breaks.play(tmp_path / "run.pm", name), 1)
+    one = breaks.BREAKS[name]
     seen = {rule for rule, count in found.items() if count}
     assert {*one.rules} <= seen <= {*one.rules, *one.may}
 

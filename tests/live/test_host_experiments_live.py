@@ -16,7 +16,7 @@ import pytest
 from scripts.experiments import running
 from scripts.experiments.results import Results
 from scripts.host import everything, floods, groups, mix, oracles, overhead, session
-from scripts.host.experiments import EXPERIMENTS
+from scripts.host.page import EXPERIMENTS
 from tests.live.experimenting import run_script
 from tests.live.faults import FULL
 

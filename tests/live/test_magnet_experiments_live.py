@@ -13,7 +13,7 @@ from scripts.experiments import interleaved, running
 from scripts.experiments.figure import Figure
 from scripts.experiments.results import Results
 from scripts.magnet import layers, loss, modulation, overhead, packets, state, stream
-from scripts.magnet.experiments import EXPERIMENTS
+from scripts.magnet.page import EXPERIMENTS
 from scripts.magnet.wire import SLOW, TRANSFERS
 from tests.live.experimenting import run_script
 

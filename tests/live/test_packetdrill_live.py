@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from scripts.drill.language import ScriptError
+from scripts.drill.page import SYNS, play_real, record, script_of, try_play
 from scripts.drill.player import play
-from scripts.packetdrill_page import SYNS, play_real, record, script_of, try_play
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.commands.packetdrill import command

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from scripts.conform_matrix import PAGE, rules_table
+from scripts.conformance.matrix import PAGE, rules_table
 from tcpkmon.formats.analysis.check.capture import Capture
 from tcpkmon.formats.analysis.check.span import Proof
 from tcpkmon.formats.analysis.conform import RULES, Verdicts, conform

@@ -9,9 +9,8 @@ import pytest
 
 from scripts.experiments.results import Results
 from scripts.host import checks, everything, groups, overhead, page, session
-from scripts.host.experiments import EXPERIMENTS
-from scripts.host.main import command
 from scripts.host.mix import BENCHMARKS, Command, Mix
+from scripts.host.page import EXPERIMENTS, command
 from scripts.host.reference import Reference, compare, covered, times
 from tcpkmon.collector.commands.history.monitor import GROUPS
 from tcpkmon.formats.analysis import open_log

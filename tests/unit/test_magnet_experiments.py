@@ -27,8 +27,7 @@ from scripts.magnet import (
     state,
     stream,
 )
-from scripts.magnet.experiments import EXPERIMENTS
-from scripts.magnet.main import command
+from scripts.magnet.page import EXPERIMENTS, command
 from scripts.magnet.recording import Recording, covered, first_times
 from scripts.magnet.wire import FAST, SLOW, TRANSFERS
 from tcpkmon.formats.base.cli import run

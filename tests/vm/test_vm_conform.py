@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts import conform_breaks
-from scripts.conform_matrix import Tally
-from scripts.conform_plays import Judged, judge, play_all
+from scripts.conformance import breaks
+from scripts.conformance.matrix import Tally
+from scripts.conformance.plays import Judged, judge, play_all
 from tcpkmon.collector.lab.endpoint import congestion_controls
 
 _tallies: dict[str, Tally] = {}
@@ -56,8 +56,8 @@ def test_transfers_keep_the_rules(algorithm: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["idle", "loss window", "many cuts"])
 def test_what_breaks_a_rule(name: str, tmp_path: Path) -> None:
-    found = conform_breaks.play(tmp_path / "run.pm", name).verdicts
-    one = conform_breaks.BREAKS[name]
+    found = breaks.play(tmp_path / "run.pm", name).verdicts
+    one = breaks.BREAKS[name]
     broken = {x.rule.name for x in found.breaks}
     assert {*one.rules} <= broken <= {*one.rules, *one.may}
     _broken[name] = [*one.rules]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.packetdrill_page import SYNS, record, script_of, try_play
+from scripts.drill.page import SYNS, record, script_of, try_play
 from scripts.vm.kernels import version_key
 from tcpkmon.formats.export.packetdrill import Options
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import re
-import sys
 import tempfile
 import textwrap
 import time
@@ -20,28 +18,27 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts import conform_breaks, conform_plays, conform_scenarios
-from scripts.conform_plays import PATHS, Judged, judge
-from scripts.experiments.report import write_part
+from scripts.conformance import breaks, plays
+from scripts.conformance import scenarios as of_why
+from scripts.conformance.plays import PATHS, Judged, judge
+from scripts.experiments.machine import here
+from scripts.experiments.report import rows_of, write_part
+from scripts.markdown import table
 from scripts.vm.kernels import version_key
 from scripts.vm.tools import cache
 from tcpkmon.collector.lab.endpoint import congestion_controls
-from tcpkmon.collector.linux.machine import describe_machine
 from tcpkmon.formats.analysis.conform import RULES
-from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import KernelError
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "conformance.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
 Play = Callable[[Path, str, str], None]
 
 
 def rules_table() -> str:
     """The rules, with their sentences and what Linux does otherwise, for the page."""
-    rows = (
-        f"| `{rule.name}` | {rule.rfc} | {rule.quote} | {rule.deviations} |" for rule in RULES
-    )
-    head = "| rule | of | sentence | Linux |\n| --- | --- | --- | --- |"
-    return "\n".join((head, *(row.replace("<-", "\\<-") for row in rows)))
+    rows = ([f"`{rule.name}`", rule.rfc, rule.quote, rule.deviations] for rule in RULES)
+    lines = table(("rule", "of", "sentence", "Linux"), rows)
+    return "\n".join(lines).replace("<-", "\\<-")
 
 
 @dataclass
@@ -134,25 +131,24 @@ def _names(rules: Iterable[str]) -> str:
 
 def matrix(tallies: dict[str, Tally]) -> str:
     """A row for each rule, a column for each kernel and congestion control."""
-    lines = ["Kept / broken / cannot tell:", "",
-             f"| rule | {' | '.join(tallies)} |", f"| --- |{' ---: |' * len(tallies)}"]  # fmt: skip
-    for at, rule in enumerate(RULES):
-        cells = [
+    rows = [
+        [f"`{rule.name}`", *(
             one.untellable.get(rule.name) or " / ".join(f"{n:,}" for n in one.counts[at].tolist())
             for one in tallies.values()
-        ]
-        lines.append(f"| `{rule.name}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        )]
+        for at, rule in enumerate(RULES)
+    ]  # fmt: skip
+    return "\n".join(["Kept / broken / cannot tell:", "", *rows_of(["rule", *tallies], rows)])
 
 
 def alarms(tallies: dict[str, Tally]) -> str:
     """How many captures there are, and how often a rule is broken in them."""
-    lines = [f"Kernel {_machine()}:", "",
-             "| captures | proven | not proven | kept | broken | cannot tell |",
-             "| --- | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
-    for name, one in tallies.items():
-        numbers = " | ".join(f"{n:,}" for n in one.counts.sum(axis=0).tolist())
-        lines.append(f"| {name} | {one.proven} | {one.others} | {numbers} |")
+    heads = ("captures", "proven", "not proven", "kept", "broken", "cannot tell")
+    rows = [
+        [name, str(one.proven), str(one.others),
+         *(f"{n:,}" for n in one.counts.sum(axis=0).tolist())] for name, one in tallies.items()
+    ]  # fmt: skip
+    lines = ["Kernel {kernel}, {cpu}:".format(**here()), "", *rows_of(heads, rows)]
     return "\n".join((*lines, "", *textwrap.wrap(" ".join(_remarks(tallies)), 118)))
 
 
@@ -168,22 +164,18 @@ def _remarks(tallies: dict[str, Tally]) -> Iterator[str]:
         yield f"What cannot be told is {names}" + (f" ({'; '.join(why)})." if why else ".")
 
 
-def breaks(folder: Path) -> str:
+def break_rules(folder: Path) -> str:
     """What breaks a rule on this kernel, and how often it was seen."""
-    lines = ["| rule | what breaks it | broken |", "| --- | --- | ---: |"]
-    for name, one in conform_breaks.BREAKS.items():
+    rows = []
+    for name, one in breaks.BREAKS.items():
         try:
-            found = conform_breaks.play(folder / "broken.pm", name).verdicts
+            found = breaks.play(folder / "broken.pm", name).verdicts
         except KernelError as error:
             click.echo(f"{name}: {error}")
             continue
         for rule in (rule for rule in RULES if found.total(rule)[1]):
-            lines.append(f"| `{rule.name}` | {one.how} | {found.total(rule)[1]:,} |")
-    return "\n".join(lines)
-
-
-def _machine() -> str:
-    return f"{platform.release()}, {describe_machine()['cpu_model']}"
+            rows.append([f"`{rule.name}`", one.how, f"{found.total(rule)[1]:,}"])
+    return "\n".join(table(("rule", "what breaks it", "broken:"), rows))
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -218,19 +210,19 @@ def command(
         folder = keep or Path(made)
         folder.mkdir(exist_ok=True)
         for one in () if earlier else names:
-            of_paths[one] = take(folder, conform_plays.play, PATHS, one, until)
+            of_paths[one] = take(folder, plays.play, PATHS, one, until)
             if scenarios:
-                each = conform_scenarios.EACH
-                of_scenarios[one] = take(folder, conform_scenarios.play, each, one, until)
+                each = of_why.EACH
+                of_scenarios[one] = take(folder, of_why.play, each, one, until)
         if output is None:
-            seen = breaks(folder)
+            seen = break_rules(folder)
     if output is not None:
         parts = {"paths": of_paths, "scenarios": of_scenarios}
         output.write_text(json.dumps({
             part: {name: one.write() for name, one in tallies.items()}
             for part, tallies in parts.items()
         }))  # fmt: skip
-    kernel = platform.release()
+    kernel = here()["kernel"]
     guests = of_guests()
     columns = {f"{kernel} {name}": one for name, one in of_paths.items()}
     columns |= {f"{one['kernel']} {name}": Tally.read(told)
@@ -251,8 +243,3 @@ def command(
     if docs and of_scenarios:
         write_part(PAGE, "conform-alarms", counts)
     return 0
-
-
-def main() -> None:
-    """The entry point of the script."""
-    sys.exit(run(command, prog="conform"))

@@ -5,11 +5,9 @@ the examples and the table of docs/packetdrill.md."""
 from __future__ import annotations
 
 import json
-import platform
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,22 +16,22 @@ from pathlib import Path
 
 import click
 
-from scripts.conform_plays import capturing
+from scripts.conformance.plays import capturing
 from scripts.drill.language import ScriptError
 from scripts.drill.player import play
+from scripts.experiments.machine import here
 from scripts.experiments.report import rows_of, write_part
+from scripts.markdown import table
 from scripts.vm.kernels import version_key
 from scripts.vm.tools import cache
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.link import Link, Way
 from tcpkmon.collector.lab.pair import Pair, drain, join, listening
-from tcpkmon.collector.linux.machine import describe_machine
 from tcpkmon.formats.analysis.why import Source
-from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.export.packetdrill import Options, make_script, read_connection
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "packetdrill.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "packetdrill.md"
 SERVER = "10.77.0.2"
 _BACK = Way(delay_ms=20)
 _WAY = Way(rate_mbit=50, delay_ms=20)
@@ -149,10 +147,10 @@ def kernels_part() -> str:
         said = [one["plays"].get(name) for name in names]
         cells = ["-" if text is None else f"fails: {text}" if text else "passes" for text in said]
         rows.append([one["kernel"], *cells])
-    table = rows_of(["played on", *(f"script of {name}" for name in names)], rows)
+    plays = rows_of(["played on", *(f"script of {name}" for name in names)], rows)
     shown = [f"Of the script of {one['kernel']}:\n\n```\n{_syns(one['script'])}\n```"
              for one in (read[0], read[-1])]  # fmt: skip
-    return "\n\n".join(("\n".join(table), *shown))
+    return "\n\n".join(("\n".join(plays), *shown))
 
 
 def _syns(text: str) -> str:
@@ -177,8 +175,7 @@ def command(docs: bool, guests: bool, times: int, program: str) -> int:
         if docs:
             write_part(PAGE, "packetdrill-kernels", found)
         return 0
-    lines = ["| transfer | player | packetdrill |", "| --- | ---: | ---: |"]
-    changed = ["| changed | transfer | passes | fails with |", "| --- | --- | ---: | --- |"]
+    plays, changed = [], []
     with tempfile.TemporaryDirectory() as folder:
         texts = {}
         for name in CASES:
@@ -190,17 +187,18 @@ def command(docs: bool, guests: bool, times: int, program: str) -> int:
                 said = [play_real(texts[name], program) for _ in range(times)]
                 real = f"{said.count('')} of {times}"
                 why = why or max(said)
-            lines.append(f"| {name} | {passed} of {times} | {real} |")
-            click.echo(f"{lines[-1]} {why}")
+            plays.append([name, f"{passed} of {times}", real])
+            click.echo(f"{' '.join(plays[-1])} {why}")
         for what, (name, settings) in CHANGES.items():
             passed, why = try_play(texts[name], settings, times)
-            changed.append(f"| {what} | {name} | {passed} of {times} | {why} |")
-            click.echo(changed[-1])
+            changed.append([what, name, f"{passed} of {times}", why])
+            click.echo(" ".join(changed[-1]))
     if docs:
-        machine = f"{platform.release()}, {describe_machine()['cpu_model']}"
-        write_part(PAGE, "packetdrill-plays", f"Kernel {machine}; plays that pass:\n\n"
-                   + "\n".join(lines))  # fmt: skip
-        write_part(PAGE, "packetdrill-changes", "\n".join(changed))
+        machine = "Kernel {kernel}, {cpu}".format(**here())
+        write_part(PAGE, "packetdrill-plays", f"{machine}; plays that pass:\n\n"
+                   + "\n".join(rows_of(("transfer", "player", "packetdrill"), plays)))  # fmt: skip
+        heads = ("changed", "transfer", "passes:", "fails with")
+        write_part(PAGE, "packetdrill-changes", "\n".join(table(heads, changed)))
         write_part(PAGE, "packetdrill-example", _example(texts["loss"]))
     return 0
 
@@ -213,8 +211,3 @@ def _example(text: str) -> str:
     head = [line for line in lines[:6] if line]
     parts = [*head, "...", *lines[opening : opening + 12], "...", *lines[again - 12 : again + 8]]
     return "\n".join(["```", *parts, "```"])
-
-
-def main() -> None:
-    """The entry point of the script."""
-    sys.exit(run(command, prog="packetdrill"))

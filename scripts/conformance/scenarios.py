@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from scripts.conform_plays import capturing
+from scripts.conformance.plays import capturing
 from scripts.why.main import UNSEEN
 from scripts.why.scenarios import SCENARIOS
 from scripts.why.stage import run

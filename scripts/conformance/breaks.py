@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.conform_control import Control, registered
-from scripts.conform_plays import PATHS, Course, Judged, judge, play_course
+from scripts.conformance.control import Control, registered
+from scripts.conformance.plays import PATHS, Course, Judged, judge, play_course
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.link import Way
 from tcpkmon.collector.lab.pair import Pair
