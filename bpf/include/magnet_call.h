@@ -16,11 +16,52 @@ BPF_ARRAY(magnet_calls, struct magnet_call, MAGNET_CALLS);
 
 /*
  * Whether a system call may send or receive. The numbers are those of 64-bit programs and those of
- * 32-bit ones (i386): what the other kind of program does under the same number is remembered too,
- * and does no harm, as no event follows.
+ * 32-bit ones (i386, arm): what the other kind of program does under the same number is remembered
+ * too, and does no harm, as no event follows.
  */
 #define MAGNET_BIT(number) (1ull << (number))
 
+#if defined(__TARGET_ARCH_arm64)
+static __always_inline int magnet_moves_data(u64 number) {
+    switch (number) {
+    case 63:  /* read */
+    case 64:  /* write */
+    case 65:  /* readv */
+    case 66:  /* writev */
+    case 71:  /* sendfile */
+    case 76:  /* splice */
+    case 206: /* sendto */
+    case 207: /* recvfrom */
+    case 211: /* sendmsg */
+    case 212: /* recvmsg */
+    case 243: /* recvmmsg */
+    case 269: /* sendmmsg */
+    case 286: /* preadv2 */
+    case 287: /* pwritev2 */
+    case 426: /* io_uring_enter */
+    case 3:   /* arm: read */
+    case 4:   /* write */
+    case 145: /* readv */
+    case 146: /* writev */
+    case 187: /* sendfile */
+    case 239: /* sendfile64 */
+    case 289: /* send */
+    case 290: /* sendto */
+    case 291: /* recv */
+    case 292: /* recvfrom */
+    case 296: /* sendmsg */
+    case 297: /* recvmsg */
+    case 340: /* splice */
+    case 365: /* recvmmsg */
+    case 374: /* sendmmsg */
+    case 392: /* preadv2 */
+    case 393: /* pwritev2 */
+    case 417: /* recvmmsg_time64 */
+        return 1;
+    }
+    return 0;
+}
+#else
 static __always_inline int magnet_moves_data(u64 number) {
     if (number < 64)
         /* read write readv writev sendfile sendto recvfrom sendmsg recvmsg; i386: read write */
@@ -53,6 +94,7 @@ static __always_inline int magnet_moves_data(u64 number) {
     }
     return 0;
 }
+#endif
 
 static __always_inline struct magnet_call *magnet_call_of(u32 tid) {
     u32 row = tid % MAGNET_CALLS;

@@ -10,10 +10,10 @@ struct thread_info;
 #if defined(__TARGET_ARCH_arm64)
 #define CALL_NUMBER(direct, regs) ((u32)READ(direct, regs, syscallno))
 #define CALL_PC(direct, regs)     READ(direct, regs, pc)
-/* The first register has the result later. */
-#define CALL_ARGUMENT(direct, regs, n)                                                             \
-    ((n) == 0 ? READ(direct, regs, orig_x0) : READ(direct, regs, regs[n]))
-#define CALL_COMPAT_ARGUMENT(direct, regs, n) CALL_ARGUMENT(direct, regs, n)
+/* The first register has the result later. No parameter is called `regs`, as that member is. */
+#define CALL_ARGUMENT(direct, from, n)                                                             \
+    ((n) == 0 ? READ(direct, from, orig_x0) : READ(direct, from, regs[n]))
+#define CALL_COMPAT_ARGUMENT(direct, from, n) CALL_ARGUMENT(direct, from, n)
 #define CALL_COMPAT_FLAG                      (1 << 22) /* TIF_32BIT */
 #define CALL_FLAGS                            thread_info.flags
 #define CALL_READ                             63

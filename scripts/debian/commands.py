@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the commands of the Debian package, and the completions of three shells.
 
-    commands.py STAGE HOME SITE     STAGE is the package's root, the others are absolute in it
+    commands.py STAGE HOME SITE     STAGE is the package's root, HOME is absolute in it; SITE has
+                                    Python's packages for this machine, to run the commands
 """
 
 import os
@@ -26,7 +27,7 @@ sys.exit({function}())
 
 
 def main() -> None:
-    stage, home, site = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    stage, home, site = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]).absolute()
     environment = stage / home.lstrip("/")
     for file in (environment / "bin").glob("[aA]ctivate*"):
         file.unlink()
@@ -46,7 +47,7 @@ def main() -> None:
         for shell, place in SHELLS.items():
             target = stage / place.format(name)
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(complete(stage / site.lstrip("/"), name, shell, module, function))
+            target.write_text(complete(site, name, shell, module, function))
 
 
 def complete(site: Path, name: str, shell: str, module: str, function: str) -> str:

@@ -116,9 +116,12 @@ def make_initrd(modules: Path, busybox: Path, results: Path) -> Path:
     (work / "bin").mkdir()
     shutil.copy(busybox, work / "bin")
     for number, path in enumerate(in_order(modules)):
+        target = work / f"modules/{number:02}-{path.name}"
+        if path.suffix == ".zst":
+            run("zstd", "-dq", str(path), "-o", str(target))
+            continue
         content = path.read_bytes()
-        module = lzma.decompress(content) if path.suffix == ".xz" else content
-        (work / f"modules/{number:02}-{path.name}").write_bytes(module)
+        target.write_bytes(lzma.decompress(content) if path.suffix == ".xz" else content)
     settings = {"root": ROOT, "results": results, "python": PYTHON}
     lines = [f"{name}={shlex.quote(str(value))}\n" for name, value in settings.items()]
     (work / "settings").write_text("".join(lines))

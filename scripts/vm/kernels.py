@@ -2,8 +2,8 @@
 """Fetches Debian's kernels, by package lists of our own: the system's apt sources are not touched.
 
 A kernel is named by its release (6.1.0-56-amd64), its series (6.1), or as `newest`. Behind a series
-or `newest`, -rt, -cloud and -16k (pages, arm64 only) choose that flavour; arm64- before it chooses
-that machine.
+or `newest`, -rt, -cloud, -16k and -64k (pages, arm64 only) choose that flavour; arm64- before it
+chooses that machine. Those with pages of 64 kB are Ubuntu's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import time
 from pathlib import Path
 
+from scripts.vm import ubuntu
 from scripts.vm.tools import APT, Failure, apt_environment, cache, run, say
 
 SOURCES = Path(__file__).with_name("debian.sources")
@@ -22,30 +23,38 @@ LISTS_AGE_S = 86400.0
 """Older lists are refreshed."""
 PARTS = ("linux-image", "linux-binary", "linux-modules", "linux-base")
 """A kernel's packages. Since 6.19 linux-image is empty, and the others have the files."""
-_RELEASE = r"\d+\.\d+\.\d+(?:-\d+)?(?:\+deb[\d.]+)?(?:-(?:rt|cloud))?-(?:amd64|arm64(?:-16k)?)"
+_END = r"-(?:amd64|arm64(?:-16k)?|generic-64k)"
+_RELEASE = rf"\d+\.\d+\.\d+(?:-\d+)?(?:\+deb[\d.]+)?(?:-(?:rt|cloud))?{_END}"
 _PACKAGE = re.compile(rf"^(linux-[a-z]+)-({_RELEASE}) ", re.M)
-_NAME = re.compile(r"(?:arm64-)?(newest|\d+(?:\.\d+)*)(-rt|-cloud|-16k)?")
-_FLAVOUR = re.compile(r"-(?:rt|cloud)(?=-a[mr][dm]64$)|-16k$")
-_ENDS = re.compile(r"-(?:amd64|arm64(?:-16k)?)$")
+_NAME = re.compile(r"(?:arm64-)?(newest|\d+(?:\.\d+)*)(-rt|-cloud|-16k|-64k)?")
+_FLAVOUR = re.compile(r"-(?:rt|cloud)(?=-a[mr][dm]64$)|-(?:16|64)k$")
+_ENDS = re.compile(f"{_END}$")
+PAGES_64K = "arm64-64k"
+"""An archive; the others have the names of machines."""
 
 
 def arch_of(name: str) -> str:
     """Debian's name for the machine that a kernel's name, or a release, is for."""
-    return "arm64" if "arm64" in name else "amd64"
+    return "arm64" if "arm64" in name or name.endswith("-64k") else "amd64"
 
 
-def apt_place(arch: str) -> Path:
-    """The folder of a machine's lists and packages."""
-    return cache() / ("apt" if arch == "amd64" else f"apt-{arch}")
+def archive_of(name: str) -> str:
+    """Where the kernel of this name, or release, comes from."""
+    return PAGES_64K if name.endswith("-64k") else arch_of(name)
 
 
-def apt_options(arch: str) -> tuple[str, ...]:
+def apt_place(archive: str) -> Path:
+    """The folder of an archive's lists and packages."""
+    return cache() / ("apt" if archive == "amd64" else f"apt-{archive}")
+
+
+def apt_options(archive: str) -> tuple[str, ...]:
     """Options by which apt sees our sources and lists only, and neither hooks nor the system."""
-    place = apt_place(arch)
+    place, arch = apt_place(archive), arch_of(archive)
     for folder in ("lists/partial", "archives/partial", "empty"):
         (place / folder).mkdir(parents=True, exist_ok=True)
     settings = {
-        "Dir::Etc::sourcelist": SOURCES,
+        "Dir::Etc::sourcelist": ubuntu.sources_in(place) if archive == PAGES_64K else SOURCES,
         "Dir::Etc::sourceparts": place / "empty",
         "Dir::Etc::preferences": place / "none",
         "Dir::Etc::preferencesparts": place / "empty",
@@ -62,18 +71,20 @@ def apt_options(arch: str) -> tuple[str, ...]:
     return tuple(argument for word in words for argument in ("-o", word))
 
 
-def refresh_lists(arch: str, age_s: float = 0.0) -> None:
+def refresh_lists(archive: str, age_s: float = 0.0) -> None:
     """Refreshes the lists if they are older [s]; an error is only printed, old lists may do."""
-    stamp = apt_place(arch) / "refreshed"
+    stamp = apt_place(archive) / "refreshed"
     if stamp.exists() and time.time() - stamp.stat().st_mtime < age_s:
         return
     try:
         if not KEYRING.exists():
             raise Failure(f"no {KEYRING}: install debian-archive-keyring")
-        run(*APT, *apt_options(arch), "update", env=apt_environment())
+        if archive == PAGES_64K:
+            ubuntu.write_sources(apt_place(archive))
+        run(*APT, *apt_options(archive), "update", env=apt_environment())
         stamp.touch()
     except Failure as failure:
-        say(f"vmtest: Debian's package lists: {failure}")
+        say(f"vmtest: the package lists of {archive}: {failure}")
 
 
 def version_key(release: str) -> tuple[int, ...]:
@@ -81,17 +92,18 @@ def version_key(release: str) -> tuple[int, ...]:
 
 
 def flavour_of(release: str) -> str:
-    """-rt, -cloud, -16k or nothing."""
+    """-rt, -cloud, -16k, -64k or nothing."""
     found = _FLAVOUR.search(release)
     return found[0] if found else ""
 
 
-def list_packages(arch: str) -> dict[str, list[str]]:
+def list_packages(archive: str) -> dict[str, list[str]]:
     """Release -> its packages, oldest release first."""
-    refresh_lists(arch, LISTS_AGE_S)
+    refresh_lists(archive, LISTS_AGE_S)
     kinds = "|".join(part.removeprefix("linux-") for part in PARTS)
-    pattern = f"^linux-({kinds})-[0-9].*-{arch}(-16k)?$"
-    listing = run("apt-cache", *apt_options(arch), "search", "-n", pattern)
+    ending = "generic-64k" if archive == PAGES_64K else f"{archive}(-16k)?"
+    pattern = f"^linux-({kinds})-[0-9].*-{ending}$"
+    listing = run("apt-cache", *apt_options(archive), "search", "-n", pattern)
     found: dict[str, list[str]] = {}
     for kind, release in _PACKAGE.findall(listing):
         found.setdefault(release, []).append(f"{kind}-{release}")
@@ -100,10 +112,10 @@ def list_packages(arch: str) -> dict[str, list[str]]:
 
 
 def list_names() -> dict[str, str]:
-    """Each series and flavour that Debian has, and its newest release; oldest first."""
+    """Each series and flavour that there is, and its newest release; oldest first."""
     names = {}
-    for arch, before in (("amd64", ""), ("arm64", "arm64-")):
-        for release in list_packages(arch):
+    for archive, before in (("amd64", ""), ("arm64", "arm64-"), (PAGES_64K, "arm64-")):
+        for release in list_packages(archive):
             series = ".".join(map(str, version_key(release)[:2]))
             names[before + series + flavour_of(release)] = release
     return names
@@ -122,12 +134,12 @@ def fits(release: str, wanted: str) -> bool:
 
 
 def find_release(wanted: str) -> str:
-    """The newest release that a name stands for, of those that Debian or the cache has."""
-    arch = arch_of(wanted)
+    """The newest release that a name stands for, of those that the archive or the cache has."""
     known = {path.name for path in (cache() / "kernels").glob("[0-9]*64*")}
-    fitting = [release for release in {*known, *list_packages(arch)} if fits(release, wanted)]
+    offered = list_packages(archive_of(wanted))
+    fitting = [release for release in {*known, *offered} if fits(release, wanted)]
     if not fitting:
-        raise Failure(f"Debian has no kernel {wanted}: see --list")
+        raise Failure(f"there is no kernel {wanted}: see --list")
     return max(fitting, key=version_key)
 
 
@@ -136,7 +148,7 @@ def get_kernel(wanted: str) -> tuple[str, Path]:
     try:
         return fetch_kernel(find_release(wanted))
     except Failure:
-        refresh_lists(arch_of(wanted))  # an old list names packages that are gone
+        refresh_lists(archive_of(wanted))  # an old list names packages that are gone
         return fetch_kernel(find_release(wanted))
 
 
@@ -144,16 +156,16 @@ def fetch_kernel(release: str) -> tuple[str, Path]:
     folder = cache() / "kernels" / release
     if (folder / "boot" / f"vmlinuz-{release}").exists():
         return release, folder
-    arch = arch_of(release)
-    packages = list_packages(arch).get(release)
+    archive = archive_of(release)
+    packages = list_packages(archive).get(release)
     if not packages:
-        raise Failure(f"Debian has no package linux-image-{release}")
+        raise Failure(f"there is no package linux-image-{release}")
     say(f"vmtest: fetching {' '.join(packages)}")
     new = folder.with_name(f".{release}.{os.getpid()}")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     try:
-        run(*APT, *apt_options(arch), "download", *packages, cwd=new, env=apt_environment())
+        run(*APT, *apt_options(archive), "download", *packages, cwd=new, env=apt_environment())
         for package in new.glob("*.deb"):
             run("dpkg", "-x", str(package), str(new))
             package.unlink()
@@ -175,6 +187,8 @@ def arrange(release: str, folder: Path) -> None:
         image.symlink_to(Path("../lib/modules") / release / "vmlinuz")
     if not image.exists():
         raise Failure(f"the packages of {release} have no vmlinuz")
+    if archive_of(release) == PAGES_64K:
+        ubuntu.unpack_image(image)
 
 
 def check_bootable(release: str, folder: Path) -> None:

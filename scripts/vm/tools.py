@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 VIRTME = "virtme-ng==1.42"
 PACKAGES = {"qemu-system-x86_64": "qemu-system-x86", "depmod": "kmod", "busybox": "busybox-static"}
 ARM64_PACKAGES = {
-    "qemu-system-aarch64": "qemu-system-arm", "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu",
+    "qemu-system-aarch64": "qemu-system-arm", "zstd": "zstd",
+    "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu",
     "/usr/aarch64-linux-gnu/include/stdint.h": "libc6-dev-arm64-cross",
 }  # fmt: skip
 """By program, or by file: what the guests need, and those of arm64 too."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scripts.vm import arm64, guests, kernels, main, tools
+from scripts.vm import arm64, guests, kernels, main, tools, ubuntu
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "vmtest"
 KERNEL = ("6.1.0-1-amd64", Path("/nowhere"))
@@ -185,6 +186,9 @@ def test_ci_parts_the_tests_among_three_kernels(
     assert vmtest.main(["--full"]) == 0
     assert asked["5.10"] == vmtest.OLD_TESTS
     assert asked["6.12"] == asked["7.3.4-rt-amd64"] == (*vmtest.CI_TESTS, *vmtest.MORE_TESTS)
+    assert asked["arm64-6.1"] == (*vmtest.CI_TESTS, *vmtest.ARM64_TESTS)
+    assert asked["arm64-newest-64k"] == vmtest.ARM64_TESTS
+    assert vmtest.main(["arm64-6.1"]) == 0
     assert asked["arm64-6.1"] == vmtest.ARM64_TESTS
     assert vmtest.main(["arm64-6.1", "--all"]) == 0
     assert asked["arm64-6.1"] == asked["6.12"]
@@ -216,6 +220,12 @@ linux-modules-7.3.4+deb13-amd64 - Linux 7.3.4 for 64-bit PCs (modules)
 linux-modules-7.3.4+deb13-rt-amd64 - Linux 7.3.4 for 64-bit PCs (modules)
 linux-modules-7.4.1+deb14-amd64 - Linux 7.4.1 for 64-bit PCs (modules)
 """
+UBUNTU_LISTING = """\
+linux-image-7.0.0-9-generic-64k - Signed kernel image generic-64k
+linux-image-7.0.0-14-generic-64k - Signed kernel image generic-64k
+linux-modules-7.0.0-14-generic-64k - Linux kernel modules for version 7.0.0
+linux-image-7.0.0-1003-oracle-64k - Signed kernel image oracle-64k
+"""
 ARM64_LISTING = """\
 linux-image-6.1.0-56-arm64 - Linux 6.1 for 64-bit ARMv8 machines (signed)
 linux-image-6.12.90+deb13-arm64-16k - Linux 6.12 for 64-bit ARMv8 machines with 16k pages (signed)
@@ -232,10 +242,13 @@ def lists(vmtest: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str
         if "download" in command:
             make_packages(Path(options["cwd"]), command[command.index("download") + 1 :])
         listing = ARM64_LISTING if "APT::Architecture=arm64" in command else LISTING
+        if any("arm64-64k" in word for word in command):
+            listing = UBUNTU_LISTING
         return listing if command[0] == "apt-cache" else ""
 
     monkeypatch.setattr(kernels, "run", run)
     monkeypatch.setattr(kernels, "KEYRING", SCRIPT)
+    monkeypatch.setattr(ubuntu, "run", lambda *command: "")
     return commands
 
 
@@ -262,6 +275,7 @@ def make_packages(folder: Path, packages: Sequence[str]) -> None:
         ("7.2-cloud", "7.2.13+deb14-cloud-amd64"),
         ("arm64-6.1", "6.1.0-56-arm64"),
         ("arm64-newest-16k", "6.12.90+deb13-arm64-16k"),
+        ("arm64-newest-64k", "7.0.0-14-generic-64k"),
     ],
 )
 def test_what_a_name_stands_for(lists: list[tuple[str, ...]], name: str, release: str) -> None:
@@ -278,7 +292,7 @@ def test_the_list(vmtest: ModuleType, lists: Any, capsys: pytest.CaptureFixture[
     assert vmtest.main(["--list"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     names = ["6.1", "6.12", "7.2-cloud", "7.3", "7.3-rt"]
-    assert [row[0] for row in rows] == [*names, "arm64-6.1", "arm64-6.12-16k"]
+    assert [row[0] for row in rows] == [*names, "arm64-6.1", "arm64-6.12-16k", "arm64-7.0-64k"]
     assert rows[1][1] == "6.12.90+deb13.1-amd64"
 
 
@@ -315,6 +329,26 @@ def test_modules_come_after_what_they_need(tmp_path: Path) -> None:
     found = arm64.in_order(tmp_path, ("virtio_pci", "9p", "built_in"))
     names = ["modern.ko", "legacy.ko", "virtio-pci.ko", "netfs.ko", "9pnet.ko.xz", "9p.ko.xz"]
     assert [path.name for path in found] == names
+
+
+def test_a_kernel_is_taken_out_of_a_program_of_efi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its section .linux has another such program: where the compressed kernel is, and its size."""
+    packed = b"MZ\0\0zimg" + struct.pack("<II", 32, 6) + bytes(16) + b"packed" + bytes(9)
+    section = struct.pack("<8s4I16x", b".linux", len(packed), 0, len(packed), 200)
+    head = struct.pack("<HHIIIHH", 0, 1, 0, 0, 0, 0, 0)
+    program = (b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", 64) + b"PE\0\0" + head + section)
+    image = tmp_path / "vmlinuz"
+    image.write_bytes(program.ljust(200, b"\0") + packed)
+    commands = []
+    monkeypatch.setattr(ubuntu, "run", lambda *command: commands.append(command))
+    ubuntu.unpack_image(image)
+    assert commands[0][0] == "zstd"
+    assert (tmp_path / "vmlinuz.zst").read_bytes() == b"packed"
+    image.write_bytes(b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", 64) + b"PE\0\0" + bytes(200))
+    with pytest.raises(tools.Failure, match="no kernel in it"):
+        ubuntu.unpack_image(image)
 
 
 def test_the_systems_sources_and_lists_are_not_used(lists: list[tuple[str, ...]]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import mmap
+import platform
 import socket
 import threading
 import time
@@ -29,9 +30,9 @@ PROBE(arrived, "ARRIVED", "nf:LOCAL_IN") { klogger(ARRIVED, 1); }
 #endif
 PROBE(faulted, "FAULTED", "perf:page_faults:1")
 { klogger(FAULTED, bpf_get_current_pid_tgid(), ARG(3)); }
-PROBE(looked_up, "LOOKED_UP", "uretprobe:/lib/x86_64-linux-gnu/libc.so.6:getaddrinfo")
+PROBE(looked_up, "LOOKED_UP", "uretprobe:LIBC:getaddrinfo")
 { klogger(LOOKED_UP, bpf_get_current_pid_tgid(), ARG(0)); }
-"""
+""".replace("LIBC", f"/lib/{platform.machine()}-linux-gnu/libc.so.6")
 
 
 def fault() -> None:

@@ -35,14 +35,18 @@ from tests.live.schema_logs import Log, logging
 
 TIMES = 20
 KPROBES = "raw,kprobe"
-SLOW_PATH = "native_queued_spin_lock_slowpath"
+SLOW_PATHS = ("native_queued_spin_lock_slowpath", "queued_spin_lock_slowpath")
+"""On x86-64, elsewhere."""
+
+
+def skip_without(probing: Probing, kind: str) -> None:
+    if why := probing.why_not(kind, "up_write"):
+        pytest.skip(why)
 
 
 @pytest.fixture(autouse=True)
 def functions_can_be_probed(probing: Probing) -> None:
-    for kind in ("fentry", "kprobe"):
-        if why := probing.why_not(kind, "up_write"):
-            pytest.skip(why)
+    skip_without(probing, "kprobe")
 
 
 # Is never asleep, and tells each signal that it got.
@@ -58,6 +62,7 @@ while True:
 @pytest.mark.parametrize(("kinds", "way"), [("", "fentry"), (KPROBES, "kprobe")])
 def test_all_of_them(tmp_path: Path, probing: Probing, kinds: str, way: str) -> None:
     """In one capture, since an emulated CPU takes long to start each."""
+    skip_without(probing, way)
     schemata = ("sched", "locking", "stopwatch", "user", "tty")
     with logging(tmp_path / "log", *schemata, kinds=kinds) as running:
         wakeups = wake_up()
@@ -220,15 +225,17 @@ int count(void *ctx)
 """
 
 
-def test_spinlocks_that_are_waited_for(tmp_path: Path) -> None:
+def test_spinlocks_that_are_waited_for(tmp_path: Path, probing: Probing) -> None:
     """As many as another program counts at the entry of the slow path."""
+    skip_without(probing, "fentry")
+    slow_path = next(name for name in SLOW_PATHS if probing.can("fentry", name))
     fd = os.eventfd(0, os.EFD_NONBLOCK)
     image = compile_text(COUNTER, ["count"], cache=False)
     with (
         logging(tmp_path / "log", "locking") as running,
         Loaded(image, Btf.from_kernel()) as oracle,
     ):
-        oracle.load([ProgramSpec("count", "fentry", SLOW_PATH, required=True)])
+        oracle.load([ProgramSpec("count", "fentry", slow_path, required=True)])
         oracle.attach()
         fighters = locking.fight(fd)
         counted = {}
