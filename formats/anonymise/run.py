@@ -21,13 +21,7 @@ from tcpkmon.formats.anonymise.who import Who
 from tcpkmon.formats.base.errors import FileError, TcpkmonError, UsageError
 from tcpkmon.formats.base.files import create_file
 from tcpkmon.formats.base.reconciled import is_difference
-from tcpkmon.formats.base.segments import (
-    INDEX,
-    Segment,
-    find_segments,
-    hidden,
-    read_index,
-)
+from tcpkmon.formats.base.segments import INDEX, find_segments, hidden, read_index
 from tcpkmon.formats.klogger.logs import find_logs
 from tcpkmon.formats.registry import SEGMENTS, format_of
 from tcpkmon.formats.verify import DOES_NOT_ADD_UP, Report
@@ -146,7 +140,10 @@ def _chain(folder: Path, out: Path, who: Who, left_out: LeftOut) -> None:
         target = out / (name if segment.sealed else hidden(name))
         if target.exists():
             raise UsageError(f"{folder} has {segment.original} twice", "remove one of them")
-        _segment(segment, folder, target, who, left_out)
+        path = segment.path(folder)
+        if path.is_dir():
+            target.mkdir(mode=_FOLDER_MODE)
+        _one(path, target, who, left_out)
         files = list(target.iterdir()) if target.is_dir() else [target]
         sizes[name] = sum(os.stat(one).st_size for one in files)
     lines, has_all = read_index(folder)
@@ -156,15 +153,6 @@ def _chain(folder: Path, out: Path, who: Who, left_out: LeftOut) -> None:
         for line in lines:
             if (made := _line(line, sizes, who)) is not None:
                 index.write(json.dumps(made) + "\n")
-
-
-def _segment(
-    segment: Segment, folder: Path, target: Path, who: Who, left_out: LeftOut
-) -> None:
-    path = segment.path(folder)
-    if path.is_dir():
-        target.mkdir(mode=_FOLDER_MODE)
-    _one(path, target, who, left_out)
 
 
 def _line(line: dict[str, Any], sizes: dict[str, int], who: Who) -> dict[str, Any] | None:

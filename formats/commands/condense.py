@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.files import create_file
-from tcpkmon.formats.commands.proof import exit_code
+from tcpkmon.formats.commands.proof import tell_problems
 from tcpkmon.formats.commands.shared import (
     PATH,
     files_argument,
@@ -78,8 +77,7 @@ def command(
     limits = _parse_limits(classes)
     with open_log(*files) as log:
         report = condense(log, limits, slices, discard_lossy, by_user, without_collector)
-        problems = log.problems
-        code = exit_code("tcpkmon condense", log, files)
+        code = tell_problems("tcpkmon condense", log, files)
     if output is not None:
         from tcpkmon.formats.history import draw_condensed
 
@@ -95,8 +93,6 @@ def command(
         _print(report, page)
         with create_file(html, force=force) as out:
             out.write(page.export_html().encode())
-    for text in problems:
-        say(f"tcpkmon condense: {text}")
     return code
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from tcpkmon.formats.base.cli import say
-from tcpkmon.formats.commands.proof import exit_code
+from tcpkmon.formats.commands.proof import tell_problems
 from tcpkmon.formats.commands.shared import PATH
 
 
@@ -36,8 +36,6 @@ def command(logs: tuple[Path, ...], idle: bool, shares: bool) -> int:  # fmt: sk
         else:
             for line, count in sorted(collapse_stacks(log, idle).items()):
                 sys.stdout.write(f"{line} {count}\n")
-        for text in log.problems:
-            say(f"tcpkmon flamegraph: {text}")
         if log.lost and not log.damaged:
             say(f"tcpkmon flamegraph: {log.lost} events were lost")
-        return exit_code("tcpkmon flamegraph", log, logs)
+        return tell_problems("tcpkmon flamegraph", log, logs)

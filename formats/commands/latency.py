@@ -13,7 +13,7 @@ from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.ports import find_missing, parse_connection
 from tcpkmon.formats.commands.choosing import ports_option
-from tcpkmon.formats.commands.proof import exit_code
+from tcpkmon.formats.commands.proof import tell_problems
 from tcpkmon.formats.commands.shared import PATH, files_argument, make_console, refuse_input
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def command(
         summary = Summary(wanted, survey.begin_ns, slowest)
         _measure(latency, summary, table, force)
         report = make_report(latency, summary)
-        problems, code = log.problems, exit_code("tcpkmon latency", log, files)
+        code = tell_problems("tcpkmon latency", log, files)
     for path in outputs:
         if path != table:
             from tcpkmon.formats.analysis.latency import draw_latency
@@ -97,8 +97,6 @@ def command(
         from tcpkmon.formats.analysis.latency import print_latency
 
         print_latency(report, make_console(), most)
-    for text in problems:
-        say(f"tcpkmon latency: {text}")
     return code
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from tcpkmon.formats.psc.reader import Capture
 
 _CHOSEN = "tcpkmon.pmgraph.chosen"
-_NOT_OF_SEQUENCES = {"text": "-T", "xgraph": "-x", "gaps": "-D", "maximum_memory": "-M"}
-_OF_ONE = {"text": "-T", "gaps": "-D", "maximum_memory": "-M"}
+_LETTERS = {"text": "-T", "xgraph": "-x", "gaps": "-D", "maximum_memory": "-M", "output": "-o"}
+_OF_ONE = ("text", "gaps", "maximum_memory")
 
 
 def _choose(context: click.Context, parameter: click.Parameter, value: Any) -> None:
@@ -116,8 +116,8 @@ def command(context: click.Context, /, files: tuple[Path, ...], **asked: Any) ->
         if found.shown_by != "pmgraph" and is_some:
             raise FileError(f"{file} is {found.title}, not a PSC file", f"use {found.shown_by}")
     groups = group(files) if len(files) > 1 else [[*files]]
-    if len(groups) > 1 and (letter := next((one for one in _OF_ONE if asked[one]), "")):
-        raise UsageError(f"{_OF_ONE[letter]} takes one capture", "give the files one by one")
+    if len(groups) > 1 and (name := next((one for one in _OF_ONE if asked[one]), "")):
+        raise UsageError(f"{_LETTERS[name]} takes one capture", "give the files one by one")
     with ExitStack() as stack:
         captures = [stack.enter_context(open_capture(*paths)) for paths in groups]
         for capture in captures:
@@ -147,13 +147,14 @@ def main() -> None:
 def _check(files: Sequence[Path], asked: dict[str, Any]) -> None:
     given = [name for name in ("text", "xgraph", "output") if asked[name]]
     if len(given) > 1:
-        letters = {"text": "-T", "xgraph": "-x", "output": "-o"}
-        raise UsageError(f"{' and '.join(letters[name] for name in given)} exclude each other")
+        raise UsageError(f"{' and '.join(_LETTERS[name] for name in given)} exclude each other")
     if asked["zoom"] and (asked["text"] or asked["xgraph"]):
         raise UsageError("--zoom is for pictures", "tcpkmon cut --since --until chooses records")
     wants_sequence = asked["sequence"] or asked["xplot"]
-    if wants_sequence and (other := next((one for one in _NOT_OF_SEQUENCES if asked[one]), "")):
-        raise UsageError(f"--sequence and {_NOT_OF_SEQUENCES[other]} exclude each other")
+    if wants_sequence and (
+        other := next((one for one in ("xgraph", *_OF_ONE) if asked[one]), "")
+    ):
+        raise UsageError(f"--sequence and {_LETTERS[other]} exclude each other")
     if asked["around"] and (not wants_sequence or asked["zoom"]):
         raise UsageError("--around is for --sequence without --zoom")
     if asked["size"]:

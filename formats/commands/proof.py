@@ -14,6 +14,7 @@ from tcpkmon.formats.base.reader import Told, exit_code_of
 from tcpkmon.formats.registry import format_of
 
 if TYPE_CHECKING:
+    from tcpkmon.formats.analysis import Log
     from tcpkmon.formats.klogger.source import Source
     from tcpkmon.formats.verify import Report
 
@@ -51,6 +52,13 @@ def contradicted(
                 say(f"{name}: {verdict}; tcpkmon verify {for_terminal(str(path))} says more")
                 code = max(code, report.exit_code)
     return code
+
+
+def tell_problems(name: str, log: Log, paths: Iterable[Path]) -> int:
+    """Print what is wrong with logs that were read to their end; returns the exit code."""
+    for text in log.problems:
+        say(f"{name}: {text}")
+    return exit_code(name, log, paths)
 
 
 def tell_missing(name: str, log: Source) -> int:

@@ -5,18 +5,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.files import create_file
-from tcpkmon.formats.commands.proof import exit_code
+from tcpkmon.formats.commands.proof import tell_problems
 from tcpkmon.formats.commands.shared import files_argument
-
-if TYPE_CHECKING:
-    from tcpkmon.formats.analysis import Log
 
 
 @click.command("translate")
@@ -57,12 +53,6 @@ def command(
         else:
             for line in Translator(log, names).lines():
                 sys.stdout.write(f"{line}\n")
-        return _report(log, files)
-
-
-def _report(log: Log, files: tuple[Path, ...]) -> int:
-    for text in log.problems:
-        say(f"tcpkmon translate: {text}")
-    if log.lost and not log.damaged:
-        say(f"tcpkmon translate: {log.lost} events were lost; tcpkmon verify lists the causes")
-    return exit_code("tcpkmon translate", log, files)
+        if log.lost and not log.damaged:
+            say(f"tcpkmon translate: {log.lost} events were lost; tcpkmon verify lists the causes")
+        return tell_problems("tcpkmon translate", log, files)

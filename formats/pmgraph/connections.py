@@ -43,14 +43,9 @@ class Connection:
         return f"{self.lport}.{self.rport}"
 
 
-def has_ports(capture: Capture) -> bool:
-    """Whether the file has the ports of connections."""
-    return is_number(capture, "lport") and is_number(capture, "rport")
-
-
 def key_columns(capture: Capture) -> tuple[str, ...]:
     """The columns that identify a connection, if the file has them as integers."""
-    if not has_ports(capture):
+    if not (is_number(capture, "lport") and is_number(capture, "rport")):
         return ()
     return ("lport", "rport", *(("conn_id",) if is_number(capture, "conn_id") else ()))
 

@@ -101,7 +101,7 @@ def draw(pages: Sequence[Page], figure: Figure | None = None) -> Figure:
         figure = new_figure()
     columns = 1 if len(pages) <= 3 else 2 if len(pages) <= 8 else 3
     rows = math.ceil(len(pages) / columns)
-    height = max(_height(page) for page in pages) * rows
+    height = max(_TITLE_INCHES + sum(_heights(page)) for page in pages) * rows
     figure.set_size_inches(_WIDTH_INCHES * (1, 1.7, 2.4)[columns - 1], min(height, 200))
     parts = figure.subfigures(rows, columns, squeeze=False).ravel()
     for part, page in zip(parts, pages, strict=False):
@@ -121,10 +121,6 @@ def _save_pdf(pages: Sequence[Page], out: BinaryIO, size: tuple[int, int] | None
     with PdfPages(out, metadata=NO_DATES[".pdf"]) as document:
         for page in pages:
             document.savefig(_sized(draw([page]), size))
-
-
-def _height(page: Page) -> float:
-    return _TITLE_INCHES + sum(_heights(page))
 
 
 def _heights(page: Page) -> list[float]:
