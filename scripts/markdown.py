@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Its lines; a column whose heading ends with a colon (which is not shown) stands right."""
-    marks = ["--:" if one.endswith(":") else "---" for one in headings]
+    marks = ["---:" if one.endswith(":") else "---" for one in headings]
     return [_row([one.removesuffix(":") for one in headings]), _row(marks), *map(_row, rows)]
 
 
