@@ -103,7 +103,7 @@ of the same on this one."""
 ARM64_TESTS = ("tests/vm/test_vm_smoke.py",)
 """On arm64, unless all are asked for,"""
 ARM64_WHOLE = ("arm64-6.1", "arm64-newest")
-"""but with --full these run CI_TESTS too, which take most of what is left of LIMIT_S: all that depends
+"""but with --full these run CI_TESTS too, most of what LIMIT_S leaves time for: all that depends
 on a machine's registers, numbers and names. Pages of another size change nothing of that.
 MORE_TESTS are rather about tcpkmon: ask for them by --all.
 """
