@@ -103,8 +103,9 @@ of the same on this one."""
 ARM64_TESTS = ("tests/vm/test_vm_smoke.py",)
 """On arm64, unless all are asked for,"""
 ARM64_WHOLE = ("arm64-6.1", "arm64-newest")
-"""but with --full these run CI_TESTS too: what depends on a machine's registers, numbers and names.
-Other sizes of pages change nothing of that, and MORE_TESTS take an hour a kernel there.
+"""but with --full these run CI_TESTS too, most of what LIMIT_S leaves time for: all that depends
+on a machine's registers, numbers and names. Pages of another size change nothing of that.
+MORE_TESTS are rather about tcpkmon: ask for them by --all.
 """
 OLD_TESTS = ("tests/vm/test_vm_old.py",)
 """On kernels that are too old to capture."""

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 GUEST = "TCPKMON_GUEST" in os.environ
-WAIT_S = 240.0 if GUEST else 120.0
+GUEST_LIMIT_S = float(os.environ.get("TCPKMON_GUEST_LIMIT", "420"))
+"""For a test in a guest: tests/vm/guest.sh."""
+WAIT_S = GUEST_LIMIT_S - 180.0 if GUEST else 120.0
 """An emulated CPU compiles for a minute and more."""
 OBSERVERS: list[Callable[[Outcome], None]] = []
 """Called with each capture that has ended in order; tests/vm/reporting.py adds one."""
