@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pyroute2.netlink.diag import DiagSocket
 
 from tcpkmon.collector.linux.netns import run_inside
-from tcpkmon.collector.loader.sock_diag import Answer, ask, cgroups_of, cookie_or_0
+from tcpkmon.collector.loader.sock_diag import Answer, ask, cgroups_of, cookie_or_0, open_socket
 from tcpkmon.collector.loader.socket_table import SOCKET, choose_sockets, decode
 from tcpkmon.collector.plan.filters import Filters
 
@@ -25,13 +23,7 @@ AT_ONCE = 32
 
 def open_wire(namespace: int) -> Wire:
     """Make it while this process may enter the namespace (a descriptor). OSError, KernelError."""
-
-    def open_here() -> socket.socket:
-        with DiagSocket() as diag:
-            diag.bind()
-            return socket.socket(fileno=os.dup(diag.fileno()))
-
-    return cookie_or_0(namespace), run_inside(namespace, open_here)
+    return cookie_or_0(namespace), run_inside(namespace, open_socket)
 
 
 def list_by(wires: Iterable[Wire], filters: Filters) -> Iterator[NDArray[Any]]:

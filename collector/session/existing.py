@@ -64,7 +64,6 @@ class Existing(Closing):
             return
         walk = self._kernel.walk(self._namespaces, step)
         if walk is None:
-            # The import of pyroute2 is slow, and few kernels need it.
             from tcpkmon.collector.loader.sock_diag import list_batch
 
             cpu = len(self._kernel.heads())
@@ -96,7 +95,6 @@ class Existing(Closing):
 
     def sockets(self) -> Iterator[Note]:
         """SOCKET_EXISTS of each TCP socket that sock_diag lists."""
-        # The import of pyroute2 is slow, and only logs need it.
         from tcpkmon.collector.loader.sock_diag import list_connections
 
         for one in list_connections(self._namespaces, Filters(), every=True):

@@ -55,7 +55,6 @@ class Reconciling:
         self._sockets: list[NDArray[Any]] = []
         self._wires: list[Any] = []
         for namespace in counts.existing.namespaces if request.reconcile else ():
-            # The import of pyroute2 is slow, and few captures need it.
             from tcpkmon.collector.loader.later_listing import open_wire
 
             with suppress(OSError, TcpkmonError):  # a namespace without it is not compared

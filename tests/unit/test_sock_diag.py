@@ -233,6 +233,6 @@ def test_a_kernel_without_sock_diag(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise OSError(93, "Protocol not supported")
 
-    monkeypatch.setattr(sock_diag, "DiagSocket", refuse)
+    monkeypatch.setattr(sock_diag, "open_socket", refuse)
     with pytest.raises(KernelError, match="does not list its connections: Protocol not supported"):
         sock_diag._dump()
