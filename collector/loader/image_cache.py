@@ -23,7 +23,8 @@ def cache_folder() -> str:
 class PrivateFolder:
     """Small files NAME`suffix`. The first write() makes the folder, with mode 0700.
 
-    The newest `kept` files stay; older ones are removed if their name ends in `suffix`.
+    The `kept` files that were written or read last stay; others are removed if their name ends in
+    `suffix`.
     """
 
     def __init__(
@@ -41,10 +42,12 @@ class PrivateFolder:
             file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
             with os.fdopen(file, "rb") as stream:
                 _check(stream.fileno(), name, stat.S_ISREG)
+                with contextlib.suppress(OSError):  # nothing can be written there
+                    os.utime(stream.fileno())
                 return stream.read(self.size_limit_bytes)
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes the whole file or nothing, and removes all but the newest `kept` files."""
+        """Writes the whole file or nothing, and removes all but the last `kept` files."""
         name += self.suffix
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.path, 0o700)

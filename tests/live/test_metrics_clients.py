@@ -18,10 +18,10 @@ import pytest
 
 from tcpkmon.collector.commands.metrics_server import CLIENT_S, MOST_CLIENTS
 from tests.live.capturing import wait_until
-from tests.live.faults import TCPKMON, environment
+from tests.live.faults import FULL, TCPKMON, environment
 from tests.live.test_metrics_live import fetch, free_port, process
 
-CLIENTS = 3000
+CLIENTS = 3000 if FULL else 1000
 NOBODY = 65534
 
 

@@ -18,7 +18,7 @@ from tests.live.schema_logs import logging
 
 TIMES = 5
 
-@pytest.mark.parametrize("kinds", ["", "raw"])
+@pytest.mark.parametrize("kinds", ["", pytest.param("raw", marks=pytest.mark.full)])
 def test_known_sleeps_have_their_class(tmp_path: Path, kinds: str) -> None:
     with logging(tmp_path / "log", "sched", kinds=kinds) as running:
         command = [sys.executable, "-c", SLEEPER, str(TIMES), str(tmp_path)]

@@ -129,7 +129,7 @@ def wait_for_mutex(page: HeldPage) -> tuple[Span, list[int]]:
     return span, [writer.native_id or 0 for writer in writers]
 
 
-@pytest.mark.parametrize("kinds", ["", "raw"])
+@pytest.mark.parametrize("kinds", ["", pytest.param("raw", marks=pytest.mark.full)])
 def test_writers_that_wait(tmp_path: Path, page: HeldPage, kinds: str) -> None:
     with logging(tmp_path / "log", "locking", kinds=kinds) as running:
         span, writers = wait_for_writers(tmp_path, page)

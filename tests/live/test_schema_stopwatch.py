@@ -40,7 +40,7 @@ def some_numbers(salt: int) -> range:
     return range(first, first + TIMES)
 
 
-@pytest.mark.parametrize("kinds", ["", "raw"])
+@pytest.mark.parametrize("kinds", ["", pytest.param("raw", marks=pytest.mark.full)])
 def test_a_program_is_timed(tmp_path: Path, kinds: str) -> None:
     numbers = some_numbers(0)
     with logging(tmp_path / "log", "stopwatch", kinds=kinds) as running:

@@ -57,7 +57,7 @@ def by_thread(log: Log, event: str, **values: object) -> Counter[int]:
     return Counter(record["tid"] for record in log.of(event, **values))
 
 
-@pytest.mark.parametrize("kinds", ["", "raw"])
+@pytest.mark.parametrize("kinds", ["", pytest.param("raw", marks=pytest.mark.full)])
 def test_each_thread_has_its_calls(tmp_path: Path, kinds: str) -> None:
     """H1: as many starts and exits of each thread as it made calls, all of them pairs."""
     folder = tmp_path / "log"

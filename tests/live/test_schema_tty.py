@@ -24,7 +24,7 @@ def of(user: Terminal, log: Log) -> list[Record]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kinds", ["", "raw"])
+@pytest.mark.parametrize("kinds", ["", pytest.param("raw", marks=pytest.mark.full)])
 def test_response_and_think_times(tmp_path: Path, kinds: str) -> None:
     """Each answer comes 200 ms after its line, each line 500 ms after the answer before it."""
     with (

@@ -46,7 +46,7 @@ def as_nobody(*command: str | Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kinds", ["", "raw"])
+@pytest.mark.parametrize("kinds", ["", pytest.param("raw", marks=pytest.mark.full)])
 def test_the_command_logs_with_its_real_ids(tmp_path: Path, kinds: str) -> None:
     text = "a user's text, \u00e9"
     script = "import sys; from tcpkmon.collector.commands.tcpkmon import main; main()"

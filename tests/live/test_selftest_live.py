@@ -7,6 +7,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from click.testing import CliRunner
 from tcpkmon.collector.commands import selftest_captures, selftest_checks
 from tcpkmon.collector.commands.selftest import command
 from tcpkmon.collector.commands.selftest_checks import NOT_CAUSED, OK, WRONG
+from tcpkmon.collector.loader.compiler import SUFFIX
+from tcpkmon.collector.loader.image_cache import cache_folder
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,10 @@ def told(
         recorded.append(replace(found, paths=copies))
         return compare(found)
 
+    (folder / "cache").mkdir(mode=0o700)
+    for image in Path(cache_folder()).glob(f"*{SUFFIX}"):  # of other tests: less to compile
+        with suppress(FileNotFoundError):
+            shutil.copy2(image, folder / "cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TCPKMON_CACHE", str(folder / "cache"))
         with pytest.MonkeyPatch.context() as while_it_runs:

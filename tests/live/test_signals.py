@@ -31,7 +31,7 @@ from tests.live.faults import (
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
-RUNS = 100 if FULL else 2 if GUEST else 6
+RUNS = 100 if FULL else 2 if GUEST else 4
 CALLS = 1_000_000 if FULL else 10_000 if GUEST else 100_000
 LIMIT_S = 2.0 if FULL else 60.0 if GUEST else 10.0
 HURRY_LIMIT_S = 0.5 if FULL else 60.0 if GUEST else 10.0
@@ -106,7 +106,7 @@ def test_a_signal_ends_the_wait_for_records(tmp_path: Path) -> None:
 def test_a_second_signal(flood: Flood, tmp_path: Path) -> None:
     """It ends at once: with a finished file, or saying that the file has no end."""
     times = []
-    for number in range(max(1, RUNS // 3)):
+    for number in range(max(1, RUNS // 2)):
         path = tmp_path / f"{number}.pm"
         with start(flood, path).ready() as collector:
             flood.begin(cpus()[-1])

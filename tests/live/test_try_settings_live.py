@@ -86,7 +86,7 @@ def test_a_setting_does_on_the_copy_what_it_does(
 ) -> None:
     scenario = SCENARIOS[name]
     sets = [word for one in scenario.truths for word in ("--set", one)]
-    rounds = "12" if name == "short" else "5"
+    rounds = "8" if name == "short" else "5"
     path = captured(tmp_path, scenario)
     code, told, errors = tried(capsys, str(path), "--rounds", rounds, *sets)
     assert code == 0, errors

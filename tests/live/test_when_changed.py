@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from capturing import Outcome, Records, capturing_each, connected, wait_until, within
 from test_oracle_ss import tcp_info
 
@@ -15,6 +16,7 @@ ROUNDS = 100
 LOCATIONS = ("--locations", "default,SEND_CALL,RECEIVE_CALL")
 
 
+@pytest.mark.parametrize("rings", ["bpf", pytest.param("perf", marks=pytest.mark.full)])
 def test_unchanged_segments_are_withheld_and_counted(
     tmp_path: Path, lab: Lab, rings: str
 ) -> None:

@@ -204,6 +204,20 @@ def test_a_child_that_dies_is_an_error_and_not_a_traceback(
         compile_text("text", ["a"])
 
 
+def test_what_was_read_last_stays(fake: Compiler) -> None:
+    compile_text("text", ["a"])
+    (used,) = fake.cache.iterdir()
+    os.utime(used, (0, 0))
+    others = [fake.cache / f"{number}{compiler.SUFFIX}" for number in range(63)]
+    for number, other in enumerate(others, 1):
+        other.write_text("another")
+        os.utime(other, (number, number))
+    compile_text("text", ["a"])
+    compile_text("another text", ["a"])
+    assert fake.runs() == 2
+    assert used.exists() and not others[0].exists() and others[1].exists()
+
+
 def test_a_refusal_without_clang_errors_blames_privilege_when_there_is_none(
     fake: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +239,8 @@ def test_children_share_the_functions_and_omit_the_others(
     fake: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    load = [0.3]
+    monkeypatch.setattr(os, "getloadavg", lambda: (load[0], 0.0, 0.0))
     names = [f"f{number}" for number in range(9)]
     image = compile_text("text", names, divide=True)
     assert set(image.programs) == set(names)
@@ -233,6 +249,9 @@ def test_children_share_the_functions_and_omit_the_others(
     assert fake.runs() == 2
     compile_text("text", names[:7], divide=True)
     assert fake.runs() == 3, "too few to share"
+    load[0] = 0.9
+    compile_text("another text", names, divide=True)
+    assert fake.runs() == 4, "the other CPU is busy"
 
 
 def test_text_for_later_is_made_only_for_a_child(fake: Compiler) -> None:

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import tcpkmon.formats.dataset
+from tcpkmon.collector.linux import lasting
 from tcpkmon.collector.plan.rotation import Rotation
 from tcpkmon.collector.session.keeper import Keeper
 from tcpkmon.formats.base.errors import FileError
@@ -147,6 +148,7 @@ def test_a_segment_at_which_it_dies_is_left(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
+    monkeypatch.setattr(lasting, "_WAITS_S", (0.0, 0.01))
     paths = make(tmp_path / "out", segments=2, count=20)
 
     def fatal(store: Store, path: Any, name: str = "") -> Any:

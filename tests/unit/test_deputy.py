@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tcpkmon.collector.linux import lasting
 from tcpkmon.collector.linux.deputy import Deputy
 from tcpkmon.collector.writer.log_folder import LogFolder
 from tcpkmon.formats.base.errors import FileError
@@ -74,7 +75,8 @@ def test_why_it_could_not_is_told() -> None:
     assert caught.value.__cause__.errno == errno.ENOSPC
 
 
-def test_a_deputy_that_ended_is_an_error(tmp_path: Path) -> None:
+def test_a_deputy_that_ended_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lasting, "_WAITS_S", (0.0, 0.01))
     with Deputy(lambda number, data: os._exit(1), lambda: None, lambda: None) as deputy:
         for _ in range(2):
             with pytest.raises(FileError, match="has ended"):

@@ -30,6 +30,7 @@ from tcpkmon.collector.writer.own_files import append_line, swappable
 from tcpkmon.collector.writer.segment_folder import SegmentFolder
 from tcpkmon.formats.base.errors import FileError, TcpkmonError
 from tcpkmon.formats.base.segments import find_segments, hidden
+from tests.full import IS_FULL
 from tests.unit.log_maker import LogMaker
 from tests.unit.segment_maker import index_of, make
 from tests.unit.test_supervisor import killed_segment
@@ -37,6 +38,8 @@ from tests.unit.test_supervisor import killed_segment
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="it needs a second user")
 
 ATTACKER = 64_321
+RACE_S = 6.0 if IS_FULL else 2.0
+"""How long the attacker tries; hundreds of times in a second."""
 NAME = "a-20260101T000000Z-000001.pm"
 SWAPS = """
 import os, sys
@@ -137,7 +140,7 @@ def test_no_archive_is_another_users_or_has_what_a_link_named(
     content, archive = path.read_bytes(), Archive(form, fd)
     secret_rows = 30 * 2
     made = 0
-    until_s = time.monotonic() + 6
+    until_s = time.monotonic() + RACE_S
     with Swapper(folder, NAME, secret):
         while time.monotonic() < until_s:
             put(content, folder / NAME)
@@ -237,7 +240,7 @@ def test_no_link_is_repaired_into_the_folder(folder: Path, secret: Path, tmp_pat
     from tcpkmon.formats.verify import verify_file
 
     known = verify_file(secret).part
-    made, until_s = 0, time.monotonic() + 8
+    made, until_s = 0, time.monotonic() + RACE_S
     with (
         Swapper(folder, hidden(name), secret),
         patch("tcpkmon.collector.linux.privileges.settle"),
@@ -500,7 +503,7 @@ def test_no_race_leads_a_file_of_roots_elsewhere(
     os.chown(folder / "his", ATTACKER, ATTACKER)
     os.lchown(folder / "link", ATTACKER, ATTACKER)
     before, tries, made = all_of(outside), 0, 0
-    until_s = time.monotonic() + 2.5
+    until_s = time.monotonic() + RACE_S / 2
     with Swapper(folder, what, "base.json", outside, script=RACES):
         while time.monotonic() < until_s:
             tries += 1

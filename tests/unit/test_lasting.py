@@ -115,6 +115,7 @@ def test_a_file_at_which_keepers_end_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)  # they have descriptor 2 alone
+    monkeypatch.setattr(lasting, "_WAITS_S", (0.0, 0.01))
     from tcpkmon.collector.session import keeper as module
 
     paths = make(tmp_path / "out", segments=3, count=20)
