@@ -15,6 +15,7 @@ import pytest
 
 from tcpkmon.collector.commands import status
 from tcpkmon.collector.commands.tcpkmon import command
+from tcpkmon.collector.control import choosing
 from tcpkmon.collector.control.access import own_name, read_name
 from tcpkmon.collector.control.choosing import choose, named
 from tcpkmon.collector.control.client import Client, find_collectors
@@ -219,7 +220,10 @@ def test_without_a_collector(
     assert capsys.readouterr().err == error
 
 
-def test_several_collectors(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_collectors(
+    session: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "_ASK_S", 1.0)
     other = session.server.path.with_name(f"{os.getppid()}.sock")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(os.fspath(other))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,12 +65,21 @@ def test_no_dataset_before_the_disks_are_there(
     assert made["table"]["rotation"] == made["static"]["rotation"] == {"every": "1s"}
 
 
-def run(supervisor: Supervisor, after_s: float = 0.2) -> None:
-    """Until SIGTERM, and until it has ended."""
-    timer = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.start()
+def run(
+    supervisor: Supervisor, after_s: float = 0.2, until: Callable[[], bool] = lambda: False
+) -> None:
+    """Until SIGTERM, after a time or when something is so, and until it has ended."""
+
+    def end() -> None:
+        limit_s = time.monotonic() + after_s
+        while time.monotonic() < limit_s and not until():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    ending = threading.Thread(target=end)
+    ending.start()
     supervisor.run()
-    timer.join()
+    ending.join()
 
 
 def test_a_capture_that_waits_holds_nothing_when_it_is_removed(
@@ -193,7 +202,7 @@ open({str(takes)!r}, "w").write(json.dumps(names))
         old._process.kill()
         old._process.wait()
         threading.Timer(0.5, setattr, (other, "state", State.ATTACHED)).start()
-    run(supervisor, 2.5)
+    run(supervisor, 20, lambda: takes.exists() and old.state is State.GONE and not old.held.fds)
     assert takes.exists(), "nobody took what its rings hold"
     assert json.loads(takes.read_text()) == ["map/m"]
     assert old.state is State.GONE and not old.held.fds
