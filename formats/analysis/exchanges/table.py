@@ -14,12 +14,12 @@ from tcpkmon.formats.analysis.exchanges.cutting import EXCHANGE, NULL, Exchanges
 from tcpkmon.formats.analysis.exchanges.overlap import spread
 from tcpkmon.formats.analysis.exchanges.streams import NEEDED, OPTIONAL, Streams, calls_of
 from tcpkmon.formats.analysis.why import Source, Table
-from tcpkmon.formats.analysis.why.assemble import times_of_day
+from tcpkmon.formats.analysis.why.assemble import address, times_of_day
 from tcpkmon.formats.analysis.why.tables import Capture, opened
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.base.text import address_of, text_of
+from tcpkmon.formats.base.text import text_of
 
-_TEXTS = {"laddr": address_of, "raddr": address_of, "comm": lambda data: text_of(data) or None}
+_TEXTS = {"laddr": address, "raddr": address, "comm": lambda data: text_of(data) or None}
 _WHOLE = {column.name for column in EXCHANGES if column.kind == "int"}
 _OF_ROWS = frozenset(EXCHANGE.names or ())
 _NONE = {"pid": 0, "netns": 0}

@@ -68,7 +68,7 @@ def connections_table(
 
     made: Table = {}
     for name in ("laddr", "raddr"):
-        made[name] = each_once(get(name, "V16"), address_of)
+        made[name] = each_once(get(name, "V16"), address)
     for name in ("comm", "ca_name"):
         made[name] = each_once(get(name, "S16"), lambda data: text_of(data) or None)
     for name in GROWTHS:
@@ -138,6 +138,11 @@ def _column(column: Column, values: Array | None, count: int, names: set[str]) -
 _UNKNOWN = {"start", "host", "boot_id", "capture_id", "segment", "delivered_ce_ratio"}
 """Null where the capture does not say."""
 _NAMES = {column.name for column in CONNECTIONS}
+
+
+def address(raw: bytes) -> str:
+    """The text of an address of 16 bytes, of which numpy may leave out zeros at the end."""
+    return address_of(raw.ljust(16, b"\0"))
 
 
 def _owner(groups: Groups, name: str, cgroup: int) -> str | None:
