@@ -88,6 +88,6 @@ def on_arm64(types: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("name", sorted({*schema_sources.shipped_names()} - {"base"}))
 def test_a_schema_compiles(name: str) -> None:
     everything = {"columns": "all", "locations": "all"} if name == "tcp" else {"klogger": True}
-    decided = prepare.decide(prepare.Wish(schemata=(name,), **everything))  # type: ignore[arg-type]
+    decided = prepare.decide(prepare.Wish(schemata=(name,), **everything))
     image = decided.compile(decided.make_engine())
     assert set(image.programs) == {probe.name for probe in decided.plan.probes}

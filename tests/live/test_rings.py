@@ -50,6 +50,8 @@ DTYPE = np.dtype(
 PER_RUN = 100
 HOLD = 30_000
 PAGE = os.sysconf("SC_PAGESIZE")
+LARGER = PAGE // 4096
+"""A ring has whole pages: on some kernels of arm64 it holds more, at the least."""
 _BPF_PROG_TEST_RUN, _ON_CPU = 10, 1
 PROGRAM = """
 static __always_inline u8 *rings_record(struct klogger_cpu *cpu, struct klogger_place *place)
@@ -235,16 +237,16 @@ def test_all_records_of_all_cpus_come_whole(source: Source) -> None:
 def test_a_full_ring_loses_and_counts(source: Source) -> None:
     with source.rings(2, PAGE) as rings:
         cpu = rings.cpus[0]
-        failed = source.send(cpu, 500)
+        failed = source.send(cpu, 500 * LARGER)
         fits = (2 * PAGE - 1) // source.row
-        assert 500 - failed == fits
+        assert 500 * LARGER - failed == fits
         batches = rings.drain()
         assert serials_of(batches, cpu) == list(range(1, fits + 1))
         assert source.send(cpu, 1) == 1, "what was read is not free yet"
         assert serials_of(batches, cpu) == list(range(1, fits + 1)), "it was not overwritten"
         rings.free()
         assert source.send(cpu, 1) == 0
-        assert serials_of(rings.drain(), cpu) == [502]
+        assert serials_of(rings.drain(), cpu) == [500 * LARGER + 2]
         assert rings.lost()[cpu] == source.failed[cpu] == failed + 1
 
 
@@ -382,9 +384,9 @@ def test_overload_through_the_sequencer_is_exact(source: Source) -> None:
     previous = 0
     with source.rings(8, PAGE) as rings:
         outs = []
-        for turn in range(200):
+        for turn in range(200 // min(LARGER, 4)):
             for cpu in rings.cpus:
-                source.send(cpu, 100 + 13 * (turn % 30))
+                source.send(cpu, (100 + 13 * (turn % 30)) * LARGER)
             batches = rings.drain()
             for batch in batches:
                 sequencer.push(batch)
@@ -443,7 +445,7 @@ def test_refusals_are_errors_for_people(source: Source) -> None:
     with pytest.raises(UsageError, match="power of two"):
         source.rings(3, PAGE)
     before = descriptors()
-    with pytest.raises(UsageError, match="65536 MiB"):
+    with pytest.raises(UsageError, match=f"{16 * PAGE} MiB"):
         source.rings(1 << 24, PAGE)
     assert descriptors() == before
     assert [pages_of(n) for n in (1, PAGE, 3 * PAGE, 4 << 20)] == [1, 1, 2, (4 << 20) // PAGE]
