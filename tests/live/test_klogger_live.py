@@ -30,6 +30,7 @@ def watch(number: int) -> None:
     prctl(0x6B6C6F67, STOP, OWN + number, 0, 0)
 
 
+@pytest.mark.parametrize("rings", ["bpf", pytest.param("perf", marks=pytest.mark.full)])
 def test_a_capture_under_control(tmp_path: Path, rings: str) -> None:
     folder = tmp_path / "log"
     options = ("--rings", rings)

@@ -78,7 +78,7 @@ class Events:
     def __len__(self) -> int:
         return len(self.columns["place"])
 
-    def __getitem__(self, name: str) -> Array:
+    def __getitem__(self, name: str) -> Any:  # mypy tries all overloads of each operator of Array
         return self.columns[name]
 
     def take(self, at: Array) -> Events:
