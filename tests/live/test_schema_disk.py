@@ -74,7 +74,13 @@ def check_reads(
 
 
 @pytest.mark.parametrize(
-    ("depth", "kinds"), [(1, "raw"), (32, ""), pytest.param(32, "raw", marks=pytest.mark.full)]
+    ("depth", "kinds"),
+    [
+        (1, "raw"),
+        (32, ""),
+        pytest.param(1, "", marks=pytest.mark.full),
+        pytest.param(32, "raw", marks=pytest.mark.full),
+    ],
 )
 def test_sums_are_those_of_diskstats(
     tmp_path: Path, device: Device, depth: int, kinds: str
