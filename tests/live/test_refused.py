@@ -29,7 +29,7 @@ from tcpkmon.collector.ring import rings
 from tcpkmon.collector.session import takeover
 
 cpu = int(sys.argv.pop(1))
-online, give = rings.online_cpus, rings.DEFAULT_TRANSPORT.open
+online, give = rings.online_cpus, rings.DEFAULT_TRANSPORT.ring
 
 def refuse(number):
     raise OSError(number, os.strerror(number))
@@ -43,7 +43,7 @@ class Rings(rings.Rings):
         perf_counters.online_cpus = lambda: ()
         perf_counters._open = lambda counter, number: refuse(errno.EMFILE)
 
-rings.DEFAULT_TRANSPORT.open = lambda maps, number, *rest: (
+rings.DEFAULT_TRANSPORT.ring = lambda maps, number, *rest: (
     refuse(errno.ENOMEM) if number == cpu else give(maps, number, *rest))
 takeover.Rings = Rings
 sys.argv[0] = "collect"
