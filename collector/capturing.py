@@ -20,6 +20,7 @@ from typing import Any
 
 from tcpkmon.collector.control import choosing, client
 from tcpkmon.collector.linux import isolated
+from tcpkmon.collector.linux.waiting import readable
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 _MB = 1 << 20
@@ -112,13 +113,19 @@ class Capture(Control):
             self.mark(mark)
         return code
 
-    def stop(self) -> Ended:
+    def stop(self, within_s: float | None = None) -> Ended:
         """Stop the capture, and wait until its log is complete.
 
         Raises the error that it ended with. Losses are an error only with --fail-on-loss.
+        within_s: after so long it is killed, which is an error.
         """
         if self.running:
             self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired as error:
+            self._process.kill()
+            raise TcpkmonError(f"the capture did not end within {within_s:g} s") from error
         return self.wait()
 
     def wait(self) -> Ended:
@@ -187,8 +194,17 @@ def start(
     return launch(arguments, Path(output), detached=detached)
 
 
-def launch(arguments: Sequence[str], output: Path, *, detached: bool = False) -> Capture:
-    """Start `collect` with these arguments, of which `-o output` is one; see start()."""
+def launch(
+    arguments: Sequence[str],
+    output: Path,
+    *,
+    detached: bool = False,
+    within_s: float | None = None,
+) -> Capture:
+    """Start `collect` with these arguments, of which `-o output` is one; see start().
+
+    within_s: after so long it is killed, which is an error.
+    """
     with ExitStack() as stack:
         errors = stack.enter_context(tempfile.TemporaryFile())
         ready, theirs = os.pipe()
@@ -205,6 +221,9 @@ def launch(arguments: Sequence[str], output: Path, *, detached: bool = False) ->
             os.close(theirs)
         capture = Capture(process, Path(output), os.fdopen(os.dup(errors.fileno()), "rb"))
         try:
+            if not readable([ready], within_s):
+                process.kill()
+                raise TcpkmonError(f"the capture did not start within {within_s:g} s")
             is_ready = os.read(ready, 1) != b""  # no byte: it has ended
         except BaseException:
             process.terminate()

@@ -28,7 +28,7 @@ import click
 
 from scripts.experiments.report import write_part
 from scripts.experiments.tools import cpu_seconds
-from scripts.markdown import table
+from scripts.markdown_table import table
 from tcpkmon.collector.linux.machine import describe_machine
 from tcpkmon.collector.loader.prepare import check_privilege
 

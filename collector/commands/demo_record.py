@@ -32,6 +32,9 @@ from tcpkmon.formats.base.errors import TcpkmonError
 FIRST_PORT = 5001
 BOTTLENECK = Bottleneck(rate_mbit=20, queue_bytes=120_000, loss_percent=0.04, delay_ms=10)
 ALGORITHMS = ("reno", "cubic", "bbr")
+START_S = 300.0
+"""A slow machine needs minutes to compile."""
+STOP_S = 120.0
 CAPTURE, PICTURE = "demo.pm", "demo.png"
 
 
@@ -67,10 +70,10 @@ def record(folder: Path, seconds: float, console: Console) -> Recording:
         options = ["--ports", ports, "--netns", lab.a.name, "-o", str(capture), "--force", "-q"]
         options += ["--columns", "default,bytes_acked"]
         with _stage(console, "collect: compiling and attaching"):
-            running = stack.enter_context(launch(options, capture))
+            running = stack.enter_context(launch(options, capture, within_s=START_S))
         _transfer(lab, flows, console, seconds)
         with _stage(console, "collect: finishing the file"):
-            running.stop()
+            running.stop(STOP_S)
         dropped = lab.dropped()
     names = {port: workload.congestion for port, workload in flows.items()}
     return Recording(capture, folder / PICTURE, read_flows(capture, names), dropped)

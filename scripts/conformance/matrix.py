@@ -23,7 +23,7 @@ from scripts.conformance import scenarios as of_why
 from scripts.conformance.plays import PATHS, Judged, judge
 from scripts.experiments.machine import here
 from scripts.experiments.report import rows_of, write_part
-from scripts.markdown import table
+from scripts.markdown_table import table
 from scripts.vm.kernels import version_key
 from scripts.vm.tools import cache
 from tcpkmon.collector.lab.endpoint import congestion_controls

@@ -21,7 +21,7 @@ from scripts.drill.language import ScriptError
 from scripts.drill.player import play
 from scripts.experiments.machine import here
 from scripts.experiments.report import rows_of, write_part
-from scripts.markdown import table
+from scripts.markdown_table import table
 from scripts.vm.kernels import version_key
 from scripts.vm.tools import cache
 from tcpkmon.collector.lab.lab import Lab

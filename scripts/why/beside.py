@@ -163,7 +163,7 @@ def new_pacing(rate: int, at_s: float) -> Act:
 
 
 def new_htb(rate_mbit: float, at_s: float) -> Act:
-    """The sender's own HTB (acts.local_htb) has another rate after so long."""
+    """The sender's own HTB (net.local_htb) has another rate after so long."""
 
     def disturb(pair: Pair, clock: Clock) -> None:
         words = f"class change dev {DEVICE} parent 1: classid 1:1 htb rate {rate_mbit}mbit burst 5k"

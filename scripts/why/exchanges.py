@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from scripts.why import acts
+from scripts.why import acts, net
 from scripts.why.acts import Act, Clock
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.link import Way
@@ -205,7 +205,7 @@ def clamped(segments: int) -> Callable[[Lab], None]:
     peer, and remembers a peer only once a connection has ended."""
 
     def prepare(lab: Lab) -> None:
-        acts.route("cwnd", "lock", str(segments))(lab)
+        net.route("cwnd", "lock", str(segments))(lab)
         with connected(lab) as pair:
             for _ in range(5):
                 pair.exchange()

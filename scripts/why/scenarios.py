@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from scripts.why import acts
+from scripts.why import acts, net
 from scripts.why.acts import Act, Span, bulk, drain
 from tcpkmon.collector.lab.lab import Bottleneck, Lab
 from tcpkmon.collector.lab.link import Link, Way
@@ -66,13 +66,13 @@ SLOW = Bottleneck(rate_mbit=4, queue_bytes=400_000)
 FAR = Link(Way(rate_mbit=50, delay_ms=15, queue_bytes=150_000), Way(delay_ms=15))
 WIDE = Link(Way(delay_ms=15), Way(delay_ms=15))
 # Of the reader: its buffer cannot grow beyond; its window is not scaled, so nobody's is.
-SMALL_RMEM = acts.settings("b", rmem="4096 24000 24000")
-UNSCALED = acts.settings("b", window_scaling="0")
+SMALL_RMEM = net.settings("b", rmem="4096 24000 24000")
+UNSCALED = net.settings("b", window_scaling="0")
 _ALGORITHMS = ("cubic", "reno", "bbr")
 _LOSS_BASED = ("cubic", "reno")
 
 SCENARIOS = (
-    Scenario("SYNs are lost", ("opening",), prepare=acts.no_handshake(0.4), opens=True,
+    Scenario("SYNs are lost", ("opening",), prepare=net.no_handshake(0.4), opens=True,
              send=acts.trickle(2_000, 0.02)),
     *(Scenario(f"small receive buffer, {name}", WINDOW, rcvbuf=16_384,
                bottleneck=DEEP, congestion=name) for name in _ALGORITHMS),
@@ -108,7 +108,7 @@ SCENARIOS = (
     Scenario("each message has MSG_MORE", ("nagle", "idle"),
              send=acts.corked(200, 0.21, more=True)),
     Scenario("the last segment of each message is lost", ("rto_wait", "recovery"), offloads=False,
-             send=acts.asking(14_480), read=acts.answer(14_480), prepare=acts.each_nth(9, 11)),
+             send=acts.asking(14_480), read=acts.answer(14_480), prepare=net.each_nth(9, 11)),
     Scenario("small tcp_rmem, far away", WINDOW, link=WIDE, prepare=SMALL_RMEM),
     Scenario("no window scaling", WINDOW, link=WIDE, prepare=UNSCALED),
     Scenario("a path that serves in turns", PATH,
@@ -124,7 +124,7 @@ SCENARIOS = (
     *(Scenario(f"lossy path, {name}", PATH,
                bottleneck=LOSSY, congestion=name) for name in _LOSS_BASED),
     Scenario("window locked to 4 segments by the route", ("cwnd", "slow_start"), bottleneck=DEEP,
-             prepare=acts.route("cwnd", "lock", "4"), held_out=True),
+             prepare=net.route("cwnd", "lock", "4"), held_out=True),
     Scenario("short transfer, reno", ("slow_start",), send=acts.once(60_000, ("slow_start",)),
              bottleneck=SLOW, congestion="reno", from_s=0.0),
     Scenario("short transfer, reno, offloads off", ("slow_start",),
@@ -136,21 +136,21 @@ SCENARIOS = (
     Scenario("socket paced at 1 MB/s, offloads off", ("pacing",), pacing=1_000_000, offloads=False),
     Scenario("socket paced at 2 MB/s, reno", ("pacing",), pacing=2_000_000, congestion="reno",
              held_out=True),
-    Scenario("own device is slow, cubic", ("tsq",), prepare=acts.local_queue(40, 2_000_000)),
+    Scenario("own device is slow, cubic", ("tsq",), prepare=net.local_queue(40, 2_000_000)),
     Scenario("own device is slow, reno, offloads off", ("tsq",), congestion="reno", offloads=False,
-             prepare=acts.local_queue(40, 2_000_000)),
-    Scenario("own device is slower", ("tsq",), prepare=acts.local_queue(10, 1_000_000),
+             prepare=net.local_queue(40, 2_000_000)),
+    Scenario("own device is slower", ("tsq",), prepare=net.local_queue(10, 1_000_000),
              from_s=0.6, held_out=True),
-    Scenario("own HTB at 20 Mbit/s", ("tsq",), prepare=acts.local_htb(20), from_s=0.5),
-    Scenario("own HTB at 5 Mbit/s, reno", ("tsq",), prepare=acts.local_htb(5), from_s=0.6,
+    Scenario("own HTB at 20 Mbit/s", ("tsq",), prepare=net.local_htb(20), from_s=0.5),
+    Scenario("own HTB at 5 Mbit/s, reno", ("tsq",), prepare=net.local_htb(5), from_s=0.6,
              congestion="reno", offloads=False),
-    Scenario("own TBF at 50 Mbit/s", ("tsq",), prepare=acts.local_queue(50, 2_000_000), from_s=0.5),
+    Scenario("own TBF at 50 Mbit/s", ("tsq",), prepare=net.local_queue(50, 2_000_000), from_s=0.5),
     Scenario("own TBF at 20 Mbit/s before a far path", ("tsq",), link=FAR, from_s=0.7,
-             prepare=acts.local_queue(20, 2_000_000)),
+             prepare=net.local_queue(20, 2_000_000)),
     Scenario("own HTB at 10 Mbit/s before a far path, reno", ("tsq",), link=FAR, from_s=0.7,
-             prepare=acts.local_htb(10), congestion="reno", held_out=True),
+             prepare=net.local_htb(10), congestion="reno", held_out=True),
     Scenario("own device is slow, its queue full", ("tsq", *PATH),
-             prepare=acts.local_queue(40, 30_000)),
+             prepare=net.local_queue(40, 30_000)),
     Scenario("requests of 50 kB and answers", (*APP, *PATH), send=acts.ping_pong(size=50_000),
              read=acts.answer(50_000), bottleneck=DEEP),
     Scenario("requests of 35 kB and answers, reno", (*APP, *PATH), congestion="reno",
@@ -171,7 +171,7 @@ SCENARIOS = (
     Scenario("closes at once, paced at 5 MB/s", ("pacing",), send=acts.closes(3 << 20),
              pacing=5_000_000, from_s=0.05),
     Scenario("closes, own device is slow", ("tsq",), send=acts.closes(4 << 20, room=1 << 20),
-             prepare=acts.local_queue(40, 2_000_000), from_s=0.1),
+             prepare=net.local_queue(40, 2_000_000), from_s=0.1),
     Scenario("closes at once, shallow queue, reno", PATH, send=acts.closes(3 << 20),
              bottleneck=SHALLOW, congestion="reno", from_s=0.05),
     Scenario("closes at once, lossy path", PATH, send=acts.closes(3 << 20), bottleneck=LOSSY,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.experiments.context import tell
-from scripts.why import acts
+from scripts.why import acts, net
 from tcpkmon.collector.capturing import start
 from tcpkmon.collector.lab.lab import DEVICE, Bottleneck, Lab
 from tcpkmon.collector.lab.namespaces import Side
@@ -189,7 +189,7 @@ TRANSFERS = (
              receiver=True),
     Transfer("an upload whose path was gone for 1.5 s", "timeout", unplugged, bottleneck=_FAST),
     Transfer("an upload through this host's own slow device", "this host's queue", iperf3(),
-             prepare=acts.local_queue(20, 1_000_000)),
+             prepare=net.local_queue(20, 1_000_000)),
     Transfer("one web page of 40 kB over a slow line", "congestion window", download(40_000),
              bottleneck=Bottleneck(rate_mbit=4, queue_bytes=200_000)),
     Transfer("a program that writes 3 MB and closes at once", "congestion window",

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from scripts.why import acts, exchanges, witness
+from scripts.why import acts, exchanges, net, witness
 from scripts.why.scenarios import APP, PATH, WINDOW, Scenario
 from tcpkmon.collector.lab.link import Link, Way
 
@@ -59,7 +59,7 @@ CLOSES = (
          witness=witness.closes(800_000, ("pacing",), 0.05), unsaid=(SENDER,)),
     # What TCP gave to the device comes to the link only some ms later: then both are true.
     _new("1 MB and close at once, own device of 10 Mbit/s", ("tsq",),
-         send=exchanges.closing(1_000_000), prepare=acts.local_queue(10, 500_000),
+         send=exchanges.closing(1_000_000), prepare=net.local_queue(10, 500_000),
          link=line(100, 4, 400_000), witness=witness.closes(1_000_000, ("tsq",), 0.2),
          unsaid=(SENDER, READER)),
     _new("700 kB and SHUT_WR, 10 Mbit/s, RTT 40 ms", PATH,
@@ -124,13 +124,13 @@ KEPT = (
 # (d) The sender's own shaper
 SHAPERS = (
     _new("own HTB, 2 Mbit/s, reno", ("tsq",), congestion="reno", link=line(100, 10, 400_000),
-         prepare=acts.local_htb(2, "burst 5k"), from_s=0.4, unsaid=(SENDER, READER)),
-    _new("own HTB, 10 Mbit/s, cubic", ("tsq",), prepare=acts.local_htb(10, "burst 5k"),
+         prepare=net.local_htb(2, "burst 5k"), from_s=0.4, unsaid=(SENDER, READER)),
+    _new("own HTB, 10 Mbit/s, cubic", ("tsq",), prepare=net.local_htb(10, "burst 5k"),
          link=line(100, 10, 400_000), from_s=0.4, unsaid=(SENDER, READER)),
-    _new("own TBF, 50 Mbit/s, cubic", ("tsq",), prepare=acts.local_queue(50, 2_000_000),
+    _new("own TBF, 50 Mbit/s, cubic", ("tsq",), prepare=net.local_queue(50, 2_000_000),
          link=line(200, 6, 400_000), from_s=0.4, unsaid=(SENDER, READER)),
     _new("answers of 100 kB through an own TBF, 10 Mbit/s", ("tsq", *APP),
-         prepare=acts.local_queue(10, 500_000), send=exchanges.slow_device_answers(100_000, 0.06),
+         prepare=net.local_queue(10, 500_000), send=exchanges.slow_device_answers(100_000, 0.06),
          read=acts.answer(100_000), link=line(100, 6, 400_000), unsaid=(READER,)),
 )  # fmt: skip
 
@@ -202,7 +202,7 @@ POLICED = (
 
 # (i) Active queues. With marks nothing is lost: there is nothing to recover.
 MARKED = ("cwnd", "slow_start")
-_ECN = acts.settings(ecn="1")
+_ECN = net.settings(ecn="1")
 ACTIVE = (
     _new("CoDel that drops, cubic", PATH, link=way(30, rate_mbit=20, codel_ms=5),
          unsaid=(SENDER, READER)),
@@ -221,11 +221,11 @@ OPENINGS = (
          link=Link(Way(delay_ms=20), Way(delay_ms=20, synack_loss=1)),
          send=acts.trickle(2_000, 0.02), unsaid=(READER, NET)),
     # (n) With data in the SYN
-    _new("Fast Open, then 800 kB", PATH, prepare=acts.settings(fastopen="519"),
+    _new("Fast Open, then 800 kB", PATH, prepare=net.settings(fastopen="519"),
          dial=exchanges.fast_open(1_000), send=acts.once(800_000), link=line(16, 40),
          witness=witness.opens(PATH, 800_000), unsaid=(READER, SNDBUF)),
     _new("Fast Open, the SYN-ACK is lost", ("opening",), dial=exchanges.fast_open(1_000),
-         prepare=acts.settings(fastopen="519"), send=acts.once(60_000), opens=False,
+         prepare=net.settings(fastopen="519"), send=acts.once(60_000), opens=False,
          link=Link(Way(rate_mbit=20, delay_ms=15), Way(delay_ms=15, synack_loss=1)), seconds=1.4,
          witness=witness.opens(PATH, 60_000), unsaid=(READER, SNDBUF)),
 )  # fmt: skip
@@ -259,7 +259,7 @@ READERS = (
 )  # fmt: skip
 
 # (m) No window scaling: 64 kB in 100 ms are 5 Mbit/s of 50.
-_UNSCALED = acts.settings(window_scaling="0")
+_UNSCALED = net.settings(window_scaling="0")
 UNSCALED = (
     _new("no window scaling, RTT 100 ms", WINDOW, prepare=_UNSCALED, link=line(50, 100, 400_000),
          from_s=0.6, seconds=1.8, unsaid=(SENDER, READER)),

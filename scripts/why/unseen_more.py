@@ -12,14 +12,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from scripts.why import acts, beside, chronograph, exchanges, programs, witness
+from scripts.why import acts, beside, chronograph, exchanges, net, programs, witness
 from scripts.why.scenarios import APP, PATH, WINDOW, Scenario
 from scripts.why.unseen import BBR, MARKED, NET, READER, REPAIR, SENDER, SNDBUF, line, way
 from tcpkmon.collector.lab.link import Link, Way
 
 _new = partial(Scenario, held_out=True, seconds=1.5)
 # No buffer of the receiver bounds what a path holds.
-ROOMY = acts.settings(rmem="4096 2000000 8000000")
+ROOMY = net.settings(rmem="4096 2000000 8000000")
 HOLES = ("rx_none", "rx_reorder")
 
 RELAYS = (
@@ -60,7 +60,7 @@ DATABASES = (
          read=programs.asks(*_GROWING), link=line(40, 16, 200_000), prepare=ROOMY, seconds=2.0,
          witness=witness.messages(*_GROWING, truth=PATH, skip=0), unsaid=(READER, SNDBUF)),
     # 35 segments, each answer goes at once; then a round trip, then a pause.
-    _new("first window of 40 segments, answers of 50 kB", APP, prepare=acts.route("initcwnd", "40"),
+    _new("first window of 40 segments, answers of 50 kB", APP, prepare=net.route("initcwnd", "40"),
          send=programs.replies(50_000), read=programs.asks(50_000, every_s=0.08), from_s=0.0,
          link=line(200, 30, 400_000), unsaid=(NET, READER, SNDBUF)),
     # No pause at all: the answer is what it waits for.
@@ -123,7 +123,7 @@ CHANGES = (
          disturb=exchanges.changes(0, _HALF, _FAR), witness=witness.holes(from_s=0.3),
          unsaid=(READER,)),
     _new("own HTB: 20, then 4 Mbit/s", ("tsq",), seconds=2.0, link=line(100, 10, 400_000),
-         prepare=acts.local_htb(20, "burst 5k"), unsaid=(SENDER, READER),
+         prepare=net.local_htb(20, "burst 5k"), unsaid=(SENDER, READER),
          disturb=beside.truth_changes(beside.new_htb(4, 1.0), ("tsq",), ("tsq",), 1.0, 0.3, 0.5)),
 )  # fmt: skip
 
@@ -160,10 +160,10 @@ SENDERS = (
     _new("writes of 120 bytes, 4 Mbit/s", PATH, send=acts.writes(120),
          link=line(4, 20, 60_000), unsaid=(SENDER, READER)),
     _new("own TBF of 20 Mbit/s, the application needs 2", APP, send=acts.trickle(5_000, 0.02),
-         prepare=acts.local_queue(20, 500_000), link=line(100, 16, 400_000),
+         prepare=net.local_queue(20, 500_000), link=line(100, 16, 400_000),
          unsaid=(NET, READER, "this host's queue")),
     _new("own TBF of 12 Mbit/s, three connections", ("tsq",), disturb=beside.others(2),
-         prepare=acts.local_queue(12, 1_000_000), link=line(100, 10, 400_000), from_s=0.6,
+         prepare=net.local_queue(12, 1_000_000), link=line(100, 10, 400_000), from_s=0.6,
          seconds=1.8),
     # TCP has nothing to send while the program computes or waits for its share of a CPU.
     _new("a writer with 10 % of a CPU", APP, send=programs.quota_writer(10, 1_000), link=line(),
@@ -186,7 +186,7 @@ LOSSES = (
                                         icmp=True), 0.6),
          unsaid=(SENDER, READER)),
     _new("MTU black hole that tcp_mtu_probing gets over", PATH, from_s=0.05, seconds=3.0,
-         prepare=acts.settings(mtu_probing="1", retries1="1"),
+         prepare=net.settings(mtu_probing="1", retries1="1"),
          link=way(20, rate_mbit=20, queue_bytes=100_000, mtu=1_200), unsaid=(SENDER, READER)),
     _new("bursts of 200 kB through a policer of 12 Mbit/s", (*APP, *PATH), seconds=2.4,
          send=programs.timed(200_000, every_s=0.25), prepare=ROOMY,
@@ -205,7 +205,7 @@ LOSSES = (
 )  # fmt: skip
 
 # Nothing is lost where marks tell of a queue.
-_ECN = acts.settings(ecn="1")
+_ECN = net.settings(ecn="1")
 MARKS = (
     _new("marks above 30 kB, then the rate halves, cubic", MARKED, prepare=_ECN, seconds=1.8,
          link=way(24, rate_mbit=24, ecn_above_bytes=30_000),

@@ -17,6 +17,8 @@ from tcpkmon.collector.linux.btf import Btf, Kind
 from tcpkmon.collector.linux.probe_kinds import KINDS
 from tcpkmon.collector.loader import attach_trials, compiler, perf_counters, prepare
 from tcpkmon.collector.plan import schema_sources
+from tcpkmon.collector.plan.filters import Filters
+from tcpkmon.collector.plan.request import Request
 
 KERNEL = "arm64-newest"
 MAGIC = b"\x9f\xeb\x01\x00"
@@ -87,7 +89,9 @@ def on_arm64(types: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.usefixtures("on_arm64")
 @pytest.mark.parametrize("name", sorted({*schema_sources.shipped_names()} - {"base"}))
 def test_a_schema_compiles(name: str) -> None:
-    everything = {"columns": "all", "locations": "all"} if name == "tcp" else {"klogger": True}
-    decided = prepare.decide(prepare.Wish(schemata=(name,), **everything))
+    wanted = Request(Filters(), "-", schemata=(name,), file_format="klogger")
+    if name == "tcp":
+        wanted = Request(Filters(), "-", columns="all", locations="all")
+    decided = prepare.decide(wanted)
     image = decided.compile(decided.make_engine())
     assert set(image.programs) == {probe.name for probe in decided.plan.probes}
