@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ LIMIT_S = 2400.0
 pytestmark = [pytest.mark.live, pytest.mark.full, pytest.mark.timeout(3600)]
 
 
-def test_a_capture_by_the_package(tmp_path: Path) -> None:
+def test_a_capture_by_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if platform.machine() != "x86_64":
         pytest.skip("the guests are for x86_64")
     out, results = tmp_path / "out", tmp_path / "results"
@@ -34,6 +35,7 @@ def test_a_capture_by_the_package(tmp_path: Path) -> None:
     (package,) = out.glob("tcpkmon_*_arm64.deb")
     results.mkdir()
     shutil.copy(package, results)
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # get_tools() adds to it
     with tools.alone():
         tools.get_tools({"arm64"})
         arm64.get_userland()
