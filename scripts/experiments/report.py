@@ -12,7 +12,7 @@ from pathlib import Path
 import rich.table
 from rich.console import Console
 
-from scripts.markdown_table import table
+from scripts import markdown_table
 from scripts.experiments.results import Results
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
@@ -87,7 +87,7 @@ def remarks_of(results: Results, name: str) -> list[str]:
 
 def rows_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A Markdown table; the first column left, figures right."""
-    return table([headings[0], *(f"{one}:" for one in headings[1:])], rows)
+    return markdown_table.table([headings[0], *(f"{one}:" for one in headings[1:])], rows)
 
 
 def check_whole(results: Results, names: Iterable[str]) -> None:
