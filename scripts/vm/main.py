@@ -160,6 +160,16 @@ def test_guest(kernel: tuple[str, Path], tests: Sequence[str], logs: Path, until
     return verdict
 
 
+def compile_tests(tests: Sequence[str]) -> None:
+    """Python's compiled files of all that the tests import: guests take them from here."""
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "TCPKMON_LIVE": "1"}
+    subprocess.run(
+        [str(ROOT / ".venv/bin/python"), "-m", "pytest", "--collect-only", "-q", *tests],
+        cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+
+
 def test_host(tests: Sequence[str], logs: Path) -> Verdict:
     """Runs tests on this kernel, directly."""
     release = os.uname().release
@@ -230,6 +240,7 @@ def test_all(
             jobs.append(partial(test_host, arguments or HOST_TESTS, logs))
         elif wanted in ready:
             tests = arguments or choose_tests(wanted, ready[wanted][0], options)
+            compile_tests(tests)
             jobs.append(partial(test_guest, ready[wanted], tests, logs, until))
     at_once = 2 if is_ci else len(jobs) if "--parallel" in options else 1
     with ThreadPoolExecutor(at_once or 1) as pool:
