@@ -103,7 +103,7 @@ class Stream:
     ) -> None:
         """Put the beginning of the file on the disk: the programs are attached. FileError."""
         self._prepare(info, current, clocks, show, Written())
-        first = self._first(clocks, [*self.codec.existing(), *info.sockets()])
+        first = self._first(clocks, self.codec.existing(info.sockets))
         if self.segments is not None:
             assert isinstance(self._place, SegmentFolder)
             with self.segments.beginning(self._place, clocks.start.realtime_ns) as fd:

@@ -217,8 +217,8 @@ class Codec(ABC):
         """Which of these events are switched on now."""
         return ()
 
-    def existing(self) -> Iterable[Item]:
-        """What the first file says of what there is already."""
+    def existing(self, sockets: Callable[[], Iterable[Item]]) -> Sequence[Item]:
+        """What the first file says of what there is already. sockets: lists all of them."""
         return ()
 
     def cpus(self) -> Sequence[int]:

@@ -135,8 +135,8 @@ class KloggerCodec(Codec):
         states = self._current.states()
         return [Switched({name: states[name] for name in names})]
 
-    def existing(self) -> Iterable[Item]:
-        return process_notes()
+    def existing(self, sockets: Callable[[], Iterable[Item]]) -> Sequence[Item]:
+        return (*process_notes(), *sockets())
 
     def cpus(self) -> Sequence[int]:
         return sorted(online_cpus())

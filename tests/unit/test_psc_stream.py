@@ -7,12 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.collector.sequencer.buffer_pool import PIECE_BYTES
 from tcpkmon.collector.sequencer.ordered_batch import Ordered
 from tcpkmon.collector.sequencer.sequencer import Sequencer
 from tcpkmon.collector.writer.base_stream import Stream
+from tcpkmon.collector.writer.note import Note
 from tcpkmon.collector.writer.stream import STREAMS
 from tests.unit.test_sequencer import FULL, LOSS, check_stream, make_rows
 
@@ -45,3 +47,11 @@ def test_a_large_release_comes_in_pieces(tmp_path: Path) -> None:
     assert found[found["location"] == LOSS]["callvalue"].tolist() == [0, 1]
     assert stream.records == len(serials)
     assert stream.order.lost == 2 + 5
+
+
+@pytest.mark.parametrize("name", ["psc", "magnet", "arrow"])
+def test_sockets_that_a_format_cannot_hold_are_not_listed(name: str) -> None:
+    def listed() -> list[Note]:
+        raise AssertionError("a million sockets take seconds")
+
+    assert not STREAMS[name]().existing(listed)
