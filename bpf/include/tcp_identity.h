@@ -60,6 +60,14 @@ BPF_HASH(existing_inodes, u64, u32, KLOGGER_INODES);
 static struct tcp_sock *(*as_tcp_sock)(struct sock *sk, u32 type) = (void *)137;
 #define AS_TCP(sk) as_tcp_sock(sk, 0x74637073)
 
+/*
+ * The same socket, of any kind, as the verifier need not trust it: for each pointer that is read
+ * from a trusted one, Linux 6.4 and later look up names among all types. Without
+ * bpf_rdonly_cast() a move takes the place of the call.
+ */
+static struct sock_common *(*as_untrusted)(struct sock_common *skc, u32 type) = (void *)0x6b6c6200;
+#define AS_UNTRUSTED(skc) as_untrusted(skc, 0x74637073)
+
 /* Where processes of --pid listen: the handshake and the first data of a connection come before
  * anybody accepts it. The value counts the listeners: with SO_REUSEPORT there are several.
  */
@@ -115,7 +123,7 @@ static __always_inline int restore_ends(const int direct, struct sock *sk, int f
 static __always_inline void read_ends(const int direct, struct sock_common *skc, int restored,
                                       struct endpoints *ends) {
     ends->family = GET(skc, skc_family);
-    ends->netns = cookie_of(direct, GET(skc, skc_net.net));
+    ends->netns = cookie_of(direct, GET(direct ? AS_UNTRUSTED(skc) : skc, skc_net.net));
     if (restored)
         return;
     if (ends->family == FAMILY_V6) {

@@ -17,6 +17,10 @@ TYPE_MARK = 0x74637073
 """The constant in AS_TCP() of bpf/include/tcp_identity.h, in place of struct tcp_sock's BTF id."""
 TO_TCP_SOCK = 137
 """The helper bpf_skc_to_tcp_sock()."""
+TO_UNTRUSTED = 0x6B6C6200
+"""No helper: the call of AS_UNTRUSTED() there, which returns its argument."""
+_MOVE = bytes((0xBF, 0x10, 0, 0, 0, 0, 0, 0))
+"""r0 = r1"""
 
 
 class Cast(NamedTuple):
@@ -57,20 +61,26 @@ def second_copy(code: bytes) -> bytes | None:
     return None
 
 
-def cast_freely(code: bytes, cast: Cast) -> bytes:
-    """The code with bpf_rdonly_cast() for bpf_skc_to_tcp_sock(): the verifier makes it a move.
+def cast_freely(code: bytes, cast: Cast | None) -> bytes:
+    """The code with bpf_rdonly_cast() for AS_TCP() and AS_UNTRUSTED(): the verifier makes it a move.
 
-    Code that calls the helper without TYPE_MARK stays as it is.
+    Without it the first is the helper, the second a move. So it is in code that calls the helper
+    without TYPE_MARK.
     """
-    patched = bytearray(code)
+    patched, plain = bytearray(code), bytearray(code)
     types = calls = 0
     for at in range(0, len(code), 8):
         operation, registers, _, immediate = struct.unpack_from("=BBhi", code, at)
-        if operation == bpf.BPF_MOV64_IMM and immediate == TYPE_MARK:
+        if operation == bpf.BPF_MOV64_IMM and immediate == TYPE_MARK and cast is not None:
             types += 1
             struct.pack_into("=i", patched, at + 4, cast.socket)
-        elif operation == bpf.BPF_CALL and registers == 0 and immediate == TO_TCP_SOCK:
+        elif operation == bpf.BPF_CALL and registers == 0:
+            if immediate == TO_UNTRUSTED:
+                plain[at : at + 8] = _MOVE
+            elif immediate != TO_TCP_SOCK:
+                continue
             calls += 1
-            patched[at + 1] = bpf.BPF_PSEUDO_KFUNC_CALL << 4
-            struct.pack_into("=i", patched, at + 4, cast.function)
-    return bytes(patched) if types == calls else code
+            if cast is not None:
+                patched[at + 1] = bpf.BPF_PSEUDO_KFUNC_CALL << 4
+                struct.pack_into("=i", patched, at + 4, cast.function)
+    return bytes(patched if types == calls else plain)

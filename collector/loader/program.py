@@ -142,11 +142,11 @@ def load_code(kind: str, code: bytes, name: str, btf_id: int) -> int:
 
 def load_quickest(kind: str, code: bytes, name: str, btf_id: int, cast: Cast | None) -> int:
     """load_code() with casts that cost nothing, where this kernel accepts them."""
-    quick = cast_freely(code, cast) if cast is not None else code
-    if quick != code:
+    quick, plain = cast_freely(code, cast), cast_freely(code, None)
+    if quick != plain:
         with contextlib.suppress(KernelError):
             return load_code(kind, quick, name, btf_id)
-    return load_code(kind, code, name, btf_id)
+    return load_code(kind, plain, name, btf_id)
 
 
 def is_preempted(btf: Btf) -> bool:

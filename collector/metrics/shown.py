@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
 from tcpkmon.collector.metrics.owners import Find, unknown
@@ -47,8 +46,7 @@ class Chosen:
             column: NDArray[Any] = self._table[what][self._at]
             return column
         if isinstance(what, list):
-            columns: NDArray[Any] = repack_fields(self._table[what][self._at])
-            return columns
+            return _repack(self._table[what][self._at])
         rows: NDArray[Any] = self._table[self._at[what]]
         return rows
 
@@ -120,11 +118,18 @@ def _address(raw: bytes) -> str:
     return address_of(raw)
 
 
+def _repack(values: NDArray[Any]) -> NDArray[Any]:
+    from numpy.lib.recfunctions import repack_fields  # slow to import, and no start needs it
+
+    packed: NDArray[Any] = repack_fields(values)
+    return packed
+
+
 def _distinct(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where each value is first, and (n,) which of them each row has."""
     width = -(-values.dtype.itemsize // 8) * 8
     padded = np.zeros((len(values), width), np.uint8)
-    packed = np.ascontiguousarray(repack_fields(values)) if values.dtype.names else values
+    packed = np.ascontiguousarray(_repack(values)) if values.dtype.names else values
     octets = np.ascontiguousarray(packed).view(np.uint8).reshape(len(values), -1)
     padded[:, : octets.shape[1]] = octets
     which = np.zeros(len(values), np.int64)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,8 @@ from tcpkmon.formats.base.reconciled import What
 _RECEIVED, _STATE_CHANGE = 1, 4
 _ESTABLISHED = 1
 # The words of an address, the ports, the namespace: odd numbers make a key of them in one sum.
-_FACTORS = np.random.default_rng().integers(1 << 63, dtype=np.uint64, size=6) * 2 + 1
+# Not numpy.random, whose import each start would wait for.
+_FACTORS = np.frombuffer(os.urandom(48), np.uint64) | np.uint64(1)
 Rows = Mapping[str, NDArray[Any]]
 
 

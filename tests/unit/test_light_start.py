@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 HEAVY = {
     "bcc", "pyroute2", "pyarrow", "polars", "duckdb", "matplotlib", "rich", "plotext",
+    "numpy.ma", "numpy.random",
     "tcpkmon.collector.lab",
     "tcpkmon.collector.control.client",
     "tcpkmon.collector.loader.sock_diag",
