@@ -62,7 +62,7 @@ def second_copy(code: bytes) -> bytes | None:
 
 
 def cast_freely(code: bytes, cast: Cast | None) -> bytes:
-    """The code with bpf_rdonly_cast() for AS_TCP() and AS_UNTRUSTED(): the verifier makes it a move.
+    """The code with bpf_rdonly_cast() for AS_TCP() and AS_UNTRUSTED(): for the verifier a move.
 
     Without it the first is the helper, the second a move. So it is in code that calls the helper
     without TYPE_MARK.

@@ -58,6 +58,7 @@ def host() -> dict[str, str]:
     return found
 
 
+@pytest.mark.full
 def test_a_setting_that_matters_is_named(
     scenario: tuple[list[str], list[str]], tmp_path: Path
 ) -> None:

@@ -186,7 +186,7 @@ def test_a_hostile_process_harms_its_own_capture_alone(prompt: Daemon, space: Sp
     assert daemon.stderr.count("its process is killed") == len(WORST), daemon.stderr
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_who_speaks_for_a_process_harms_its_capture_alone(
     prompt: Daemon, space: Space, seed: int
 ) -> None:
@@ -220,6 +220,7 @@ def test_who_speaks_for_a_process_harms_its_capture_alone(
     assert sum(map(calls_in, daemon.files("calls"))) == made
 
 
+@pytest.mark.full
 def test_captures_that_stand_still_hold_no_reload_up(daemon: Daemon, space: Space) -> None:
     """Each would be waited for 5 s, and systemd's watchdog waits 30 s for all."""
     text = "".join(

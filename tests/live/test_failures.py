@@ -101,7 +101,9 @@ ENDING = {
 
 
 @pytest.mark.parametrize("name", ENDING)
-@pytest.mark.parametrize("words", [(), ("--format", "klogger")])
+@pytest.mark.parametrize("words", [
+    (), pytest.param(("--format", "klogger"), marks=pytest.mark.full)
+])  # fmt: skip
 def test_any_error_ends_the_file(
     name: str, space: Space, tmp_path: Path, words: tuple[str, ...]
 ) -> None:

@@ -166,7 +166,13 @@ def check_whole(outcome: Outcome, server: int, clients: set[int]) -> None:
         assert len(set(one["conn_id"].tolist())) == 1
 
 
-@pytest.mark.parametrize("kinds", ["", "raw,kprobe,iter"], ids=["typed", "untyped"])
+KINDS = [
+    pytest.param("", id="typed"),
+    pytest.param("raw,kprobe,iter", id="untyped", marks=pytest.mark.full),
+]
+
+
+@pytest.mark.parametrize("kinds", KINDS)
 def test_workers_that_exist_and_those_that_come(tmp_path: Path, kinds: str) -> None:
     with (
         prefork(3, ROUNDS) as (master, port, _worker),
@@ -289,7 +295,7 @@ def test_follow_needs_a_command(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("kinds", ["", "raw,kprobe,iter"], ids=["typed", "untyped"])
+@pytest.mark.parametrize("kinds", KINDS)
 def test_the_end_of_a_shared_listener_takes_no_others_count(tmp_path: Path, kinds: str) -> None:
     """The one of the process itself, at the same port, is still followed: from the handshake on."""
     with subprocess.Popen(

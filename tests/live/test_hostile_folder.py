@@ -93,13 +93,16 @@ def check_marks(folder: Path) -> None:
     assert not found, f"root imported {', '.join(found)}"
 
 
-WORDS = (
-    "collect --duration 300ms -o new.pm --force --why -- true",
+SLOW = (
     "collect --duration 300ms -o log --force --latency",
+    "pmgraph run.pm -c -o p.png --force", "tcpkmon demo --seconds 1 --output demo",
+    "tcpkmon selftest",
+)  # fmt: skip
+WORDS = (
+    *(pytest.param(line, marks=pytest.mark.full) for line in SLOW),
+    "collect --duration 300ms -o new.pm --force --why -- true",
     "collect --duration 300ms -o folder --rotate-size 1M --archive zst --force",
-    "pmgraph run.pm -o picture.png --force", "pmgraph run.pm -c -o p.png --force",
-    "tcpkmon demo --seconds 1 --output demo", "tcpkmon doctor",
-    pytest.param("tcpkmon selftest", marks=pytest.mark.full),
+    "pmgraph run.pm -o picture.png --force", "tcpkmon doctor",
     "tcpkmon events", "tcpkmon columns", "tcpkmon schema show tcp", "tcpkmon verify run.pm",
     "tcpkmon decode log", "tcpkmon export run.pm -o run.parquet --force",
     "tcpkmon why run.pm", "tcpkmon connections run.pm", "tcpkmon check run.pm count()>=0",
@@ -122,9 +125,11 @@ def test_a_command_with_a_users_variables(hostile: Path) -> None:
     check_marks(hostile)
 
 
-@pytest.mark.parametrize("script", ["setup", "demo", "bench", "soak", "vmtest", "why-scenarios",
-                                    "daemon-cost", "kernels", "host-experiments", "fuzz", "test",
-                                    "magnet-experiments", "package"])  # fmt: skip
+@pytest.mark.parametrize("script", [
+    "setup", "demo", "soak", "vmtest", "why-scenarios", "daemon-cost", "kernels", "test", "package",
+    *(pytest.param(name, marks=pytest.mark.full)
+      for name in ("bench", "host-experiments", "fuzz", "magnet-experiments")),
+])  # fmt: skip
 def test_a_script(hostile: Path, script: str) -> None:
     words = ["--tests"] if script == "setup" else ["--help"]
     run(hostile, [str(ROOT / "scripts" / script), *words], environment())

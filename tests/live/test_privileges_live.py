@@ -67,7 +67,7 @@ def test_namespaces_are_released_after_the_walk(tmp_path: Path) -> None:
                 assert [link for link in links(made.process.pid) if "net:[" in link] == []
 
 
-@pytest.mark.parametrize("form", ["psc", "klogger"])
+@pytest.mark.parametrize("form", ["psc", pytest.param("klogger", marks=pytest.mark.full)])
 def test_under_sudo_the_output_is_the_callers(tmp_path: Path, form: str) -> None:
     sudo = environment(SUDO_UID=str(NOBODY), SUDO_GID="12")
     command = [COLLECT, "-q", "--format", form, "--duration", "50ms", "--ports", "1"]
@@ -118,7 +118,7 @@ def as_nobody(caps: str, *arguments: str) -> Done:
     return run([*BECOME, *ambient, COLLECT, *arguments, *words], cwd="/")
 
 
-@pytest.mark.parametrize("form", ["psc", "klogger"])
+@pytest.mark.parametrize("form", ["psc", pytest.param("klogger", marks=pytest.mark.full)])
 def test_a_user_with_capabilities_captures_too(tmp_path: Path, form: str) -> None:
     let_others_in(tmp_path)
     os.chown(tmp_path, NOBODY, -1)

@@ -28,7 +28,10 @@ def check(case: Case) -> None:
     assert judged.wrong == []
 
 
-@pytest.mark.parametrize("name", ["redis: DEBUG SLEEP", "redis: DEBUG SLEEP, default locations"])
+@pytest.mark.parametrize("name", [
+    "redis: DEBUG SLEEP",
+    pytest.param("redis: DEBUG SLEEP, default locations", marks=pytest.mark.full),
+])  # fmt: skip
 def test_redis_slept_and_that_is_said(name: str) -> None:
     check(replace(BY_NAME[name], play=partial(redis.sleeps, count=15)))
 

@@ -145,6 +145,7 @@ def test_a_limit_holds_a_second_and_cpu_and_is_accounted_for(schema, tmp_path):
     assert all(row["attempts"] == row["limited"] + row["written"] for row in final)
 
 
+@pytest.mark.parametrize("rings", ["bpf", pytest.param("perf", marks=pytest.mark.full)])
 def test_two_schemata_and_tcp_share_a_log(schema, tmp_path, rings):
     out = tmp_path / "log"
     collect("--schema", schema, "--schema", "tcp", "--schema", "stopwatch", "-o", out, "-q",

@@ -46,9 +46,10 @@ def by_namespace(lab: Lab, wanted: Pair) -> tuple[list[str], tuple[str, ...]]:
     return ["-6", "--netns", lab.b.name], ("server",)
 
 
-@pytest.mark.parametrize(
-    "choose", [by_ports, by_local_port, by_pair, by_address, by_family, by_namespace]
-)
+@pytest.mark.parametrize("choose", [
+    by_ports, by_pair, by_namespace,
+    *(pytest.param(one, marks=pytest.mark.full) for one in (by_local_port, by_address, by_family)),
+])  # fmt: skip
 def test_only_what_is_wanted_is_recorded(
     lab: Lab,
     tmp_path: Path,

@@ -93,7 +93,9 @@ def calls_in(paths: list[Path]) -> np.ndarray:
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("file_format", ["psc", "klogger", "arrow", "extended"])
+@pytest.mark.parametrize(
+    "file_format", ["psc", "klogger", "arrow", "extended"] if FULL else ["psc", "klogger"]
+)
 @pytest.mark.parametrize("every", ["1h", "1s"] if FULL else ["1s"])
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_no_record_is_missing(
@@ -172,7 +174,7 @@ def own_schema(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("rotates", [True, False])
+@pytest.mark.parametrize("rotates", [True, False] if FULL else [True])
 def test_a_magnet_file_goes_on(
     daemon: Daemon, space: Space, own_schema: Path, rotates: bool
 ) -> None:

@@ -74,7 +74,9 @@ def test_a_sender_that_reads_a_disk(tmp_path: Path, cold: Path) -> None:
     assert f"({sender.pid}), while there was nothing to send: waited for the disk" in line, said
 
 
-@pytest.mark.parametrize("starve, what", [(False, "the disk"), (True, "a CPU")])
+@pytest.mark.parametrize("starve, what", [
+    (False, "the disk"), pytest.param(True, "a CPU", marks=pytest.mark.full)
+])  # fmt: skip
 def test_a_reader_that_stalls(tmp_path: Path, cold: Path, starve: bool, what: str) -> None:
     with Lab() as lab:
         stalls = stalls_of(tmp_path, lab, "" if starve else str(cold), starve)

@@ -79,7 +79,7 @@ def small_capture() -> CaptureBuilder:
     return build
 
 
-@pytest.mark.parametrize("part", range(0, 8, 1 if IS_FULL else 2))
+@pytest.mark.parametrize("part", range(0, 8, 1 if IS_FULL else 4))
 def test_a_flipped_bit_is_found_where_a_check_covers_it(part: int, tmp_path: Path) -> None:
     build = small_capture()
     path = build.write(tmp_path / "capture.pm")
