@@ -14,7 +14,7 @@ enum pageflags;
 #define DISK_TYPE    0170000
 #define DISK_REGULAR 0100000
 #define DISK_DSYNC   010000
-#if defined(__TARGET_ARCH_arm64)
+#if defined(__aarch64__)
 #define DISK_DIRECT 0200000
 #else
 #define DISK_DIRECT 040000

@@ -149,7 +149,7 @@ static u64 (*klogger_compare_exchange)(void *at, u64 old, u64 new) = (void *)0x6
  * struct pt_regs has the arguments in registers: six on x86-64 (rdi rsi rdx rcx r8 r9), eight on
  * arm64. ARG() of an argument on the stack does not compile.
  */
-#if defined(__TARGET_ARCH_arm64)
+#if defined(__aarch64__)
 #define KLOGGER_REGISTERS   8
 #define KLOGGER_REGISTER(n) ((n)*8)
 #define KLOGGER_RETURNED    0

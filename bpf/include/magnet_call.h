@@ -21,7 +21,7 @@ BPF_ARRAY(magnet_calls, struct magnet_call, MAGNET_CALLS);
  */
 #define MAGNET_BIT(number) (1ull << (number))
 
-#if defined(__TARGET_ARCH_arm64)
+#if defined(__aarch64__)
 static __always_inline int magnet_moves_data(u64 number) {
     switch (number) {
     case 63:  /* read */

@@ -5,7 +5,7 @@
  * security_task_prctl() can be probed each prctl() costs a comparison, elsewhere each system call
  * does.
  */
-#if defined(__TARGET_ARCH_arm64)
+#if defined(__aarch64__)
 #define NUMBER_OF_PRCTL         167
 #define SYSTEM_CALL_REGISTER(n) KLOGGER_REGISTER(n)
 #else

@@ -7,7 +7,7 @@ struct pt_regs;
 struct task_struct;
 struct thread_info;
 
-#if defined(__TARGET_ARCH_arm64)
+#if defined(__aarch64__)
 #define CALL_NUMBER(direct, regs) ((u32)READ(direct, regs, syscallno))
 #define CALL_PC(direct, regs)     READ(direct, regs, pc)
 /* The first register has the result later. No parameter is called `regs`, as that member is. */
@@ -79,7 +79,7 @@ struct thread_info;
 
 /* Whether the current thread is in a call of a 32-bit program. */
 static __always_inline int call_is_compat(void) {
-#if defined(HAVE_thread_info_status) || defined(__TARGET_ARCH_arm64)
+#if defined(HAVE_thread_info_status) || defined(__aarch64__)
     struct task_struct *task = bpf_get_current_task_btf();
 
     return (READ(1, task, CALL_FLAGS) & CALL_COMPAT_FLAG) != 0;

@@ -78,7 +78,7 @@ static __always_inline int is_caller(const struct known *row, const struct calle
  * loads; arm64 keeps it where an address depends on the value that was loaded before.
  */
 static __always_inline const struct known *row_after(const struct known *row, u64 value) {
-#if defined(__TARGET_ARCH_arm64)
+#if defined(__aarch64__)
     asm volatile("%1 &= 0; %0 += %1" : "+r"(row), "+r"(value));
 #endif
     return row;

@@ -78,6 +78,8 @@ def on_arm64(types: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "cache").mkdir()
     monkeypatch.setenv("TCPKMON_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(compiler, "PYTHON", str(python))
+    # BCC defines this for ARCH alone, which is not set on such a machine.
+    monkeypatch.setattr(prepare, "STRICT", (*prepare.STRICT, "-U__TARGET_ARCH_arm64"))
     monkeypatch.setattr(schema_sources, "ARM64", True)
     monkeypatch.setattr(perf_counters, "this_machine", lambda: "arm64")
     monkeypatch.setattr(prepare, "check_machine", lambda: None)

@@ -19,8 +19,8 @@ import pytest
 from tcpkmon.collector.linux import bpf, kprobe_events
 from tcpkmon.collector.linux.btf import Btf
 from tcpkmon.collector.linux.kprobe_events import Tracefs, has_kprobes, remove_stale
+from tcpkmon.collector.linux.syscalls import ARM64, wait_for_running
 from tcpkmon.collector.linux.syscalls import bpf as call_bpf
-from tcpkmon.collector.linux.syscalls import wait_for_running
 from tcpkmon.collector.loader import program, programs
 from tcpkmon.collector.loader.attach_trials import Probing
 from tcpkmon.collector.loader.compiler import CompileError, Image, UserCompileError, compile_text
@@ -32,6 +32,8 @@ from tcpkmon.collector.plan.schema_sources import read_texts
 from tcpkmon.formats.base.errors import KernelError
 
 FIRST, AGAIN, NUMBER, FIRST_AT, AGAIN_AT, PLAIN, ITEMS = range(7)
+REGISTERS = range(0, 64, 8) if ARM64 else (112, 104, 96, 88, 72, 64)
+"""Where struct pt_regs has arguments: x0 to x7; rdi rsi rdx rcx r8 r9."""
 
 # Counts what this process does, and notes which copy ran in what order.
 TEXT = """
@@ -363,11 +365,10 @@ def test_compile_errors_name_file_and_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "offsets"),
-    [("kprobe", (112, 104, 96, 88, 72, 64, None)), ("fexit", (0, 8, 16, 24, 32, 40, 48))],
+    ("kind", "offsets"), [("kprobe", (*REGISTERS, None)), ("fexit", (0, 8, 16, 24, 32, 40, 48))]
 )
 def test_where_arguments_are_read(btf: Btf, kind: str, offsets: tuple[int | None, ...]) -> None:
-    """A kprobe's in struct pt_regs (rdi rsi rdx rcx r8 r9), of which no seventh is there."""
+    """A kprobe's in struct pt_regs, which has none of those on the stack."""
     plan = Plan((Chosen("mine", ("X",), kind, "tcp_ack"),), {})
     text = read_texts(())
     head = [kernel_types.make(btf, text), *make_engine(64, plan).lines(plan), text]

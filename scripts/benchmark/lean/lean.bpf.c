@@ -3,7 +3,7 @@
  */
 #include "klogger.h"
 
-#if defined(__TARGET_ARCH_arm64)
+#if defined(__aarch64__)
 #define NUMBER_OF_GETPPID 173
 #else
 #define NUMBER_OF_GETPPID 110
