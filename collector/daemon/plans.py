@@ -39,7 +39,7 @@ class Plans:
         self._config = config
         control = control_folder()
         self._folder = control.with_name(f"{control.name}-early")
-        """Not in the control folder: systemd removes that with the service."""
+        """Not in the control folder, of which nothing needs to be kept."""
         self._targets: dict[str, str] = {}
         """Where the files of each capture belong; none before the disks are there."""
         self._moves: dict[str, subprocess.Popen[bytes]] = {}

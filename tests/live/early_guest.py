@@ -109,7 +109,8 @@ def prepare() -> None:
         path = Path("/etc", name)
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    run("systemctl", "enable", "tcpkmon-early", "systemd-networkd", "first")
+    # Where both are enabled, the one from boot on runs.
+    run("systemctl", "enable", "tcpkmon-early", "tcpkmon", "systemd-networkd", "first")
 
 
 def first() -> None:
@@ -179,6 +180,7 @@ class Boot:
         began = int(show("tcpkmon-early", "ExecMainStartTimestampMonotonic")) / 1e6
         say(f"boot {self.number}: attached {attached - began:.1f} s after its start")
         assert attached <= entered_s("network-pre.target")
+        assert show("tcpkmon", "ActiveState") == "inactive"
 
     def test_moved(self) -> None:
         wait_until(lambda: not MEMORY.exists(), "nothing stays in memory")
@@ -219,15 +221,16 @@ class Boot:
         self.send("after SIGKILL and restart")
 
     def test_relieved(self) -> None:
-        """The service takes its place, in the same folder."""
+        """The service takes its place, in the same folder, and it that of the service."""
         if self.number == 1:
             return
+        for one, other in (("tcpkmon", "tcpkmon-early"), ("tcpkmon-early", "tcpkmon")):
+            run("systemctl", "start", one)
+            state = (show(other, "ActiveState"), show(other, "Result"))
+            assert state == ("inactive", "success"), state
+            assert show(one, "NRestarts") == "0"
+            self.send(f"of {one}, which took the place of {other}")
         run("systemctl", "stop", "tcpkmon-early")
-        state = (show("tcpkmon-early", "ActiveState"), show("tcpkmon-early", "Result"))
-        assert state == ("inactive", "success"), state
-        run("systemctl", "start", "tcpkmon")
-        self.send("of tcpkmon.service, which took its place")
-        run("systemctl", "stop", "tcpkmon")
 
     def test_files(self) -> None:
         """What earlier boots wrote is sealed, and proven; all of it at the end."""

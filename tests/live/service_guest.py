@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -153,7 +154,18 @@ def test_restart() -> None:
 
 
 def test_stop() -> None:
+    """A capture that somebody began by hand can still be asked."""
+    ready, told = os.pipe()
+    own = subprocess.Popen(
+        ["collect", "-o", "/root/own.pm", "--locations", "SEND_CALL,STATE_CHANGE",
+         "--ready-fd", str(told)], pass_fds=(told,),
+    )  # fmt: skip
+    os.close(told)
+    assert os.read(ready, 1)
     run("systemctl", "stop", "tcpkmon")
+    assert str(own.pid) in run("tcpkmon", "status")
+    own.send_signal(signal.SIGINT)
+    assert own.wait(WAIT_S) == 0
     assert (show("ActiveState"), show("Result")) == ("inactive", "success")
     names = sorted(os.listdir(FOLDER))
     say(f"stopped; files: {names}")

@@ -185,6 +185,19 @@ def test_the_unit_has_the_capabilities_that_tcpkmon_names() -> None:
     assert kept == {*CAPABILITIES, "CAP_SETPCAP"}
 
 
+def test_a_start_of_the_service_asks_for_no_start_of_the_unit_that_it_ends() -> None:
+    """systemd drops the end of a unit that the same transaction starts, and the service requires
+    these targets."""
+    required = {"sysinit.target", "basic.target"}
+    for path in UNIT.parent.glob("tcpkmon-early*.service"):
+        lines = [line.partition("=") for line in path.read_text().splitlines()]
+        wanted = {word for key, _, words in lines if key == "WantedBy" for word in words.split()}
+        assert not wanted & required, path
+    early = UNIT.with_name("tcpkmon-early.service").read_text()
+    assert "Before=tcpkmon.service\n" in early
+    assert "Conflicts=shutdown.target tcpkmon.service\n" in early
+
+
 def test_a_capture_that_cannot_start_again_waits_longer_each_time() -> None:
     """It was attached for long, but that was another process."""
     child = Child("calls", {}, None, Held(Systemd({}), "calls", {}))
