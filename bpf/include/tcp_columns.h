@@ -283,9 +283,9 @@ static __always_inline void fill_mptcp(const int watched, struct tcp_sock *tp, u
 #endif
 
 #ifdef HAVE_tcp_sock_syn_smc
-/* What is known of SMC: nothing before the peer has answered, as until then a client's bit says that
- * it asks, and a listener's always does. SMC leaves its own socket in sk_user_data when it falls
- * back (Linux 5.17). */
+/* What is known of SMC. Nothing before the peer has answered: until then a client's bit says that
+ * it asks, and a listener's always does. When SMC falls back, it leaves its own socket in
+ * sk_user_data (Linux 5.17). */
 static __always_inline u32 smc_of(struct tcp_sock *tp) {
     struct sock *sk = (struct sock *)tp;
     u32 unanswered = 1 << STATE_SYN_SENT | 1 << STATE_CLOSE | 1 << STATE_LISTEN;
