@@ -1,43 +1,99 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run as a program by root in a Debian guest whose process 1 is systemd: whose are the connections
-of real containers, of Podman, systemd-nspawn, Docker, and containerd as ctr and kubelet call it?
+"""Run as a program by root: whose are the connections of real containers, of Docker, and of
+containerd as kubelet and ctr call it? The last line is passed, or failed.
 
-The last line is passed, or failed. What the files say is compared with what the managers say
-themselves. See tests/live/test_service_live.py.
+What the files say is compared with what the daemons say themselves. It runs in a Debian guest whose
+process 1 is systemd (test_service_live.py), or in namespaces of its own (test_containers_live.py),
+where it starts the daemons itself; they do not see those of the machine.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import cri_client
 import grpc
-from guest_tools import OUT, PORT, capturing, play, rows_of, run, say, serving
+from cri_client import UID
+from guest_tools import OUT, PORT, WAIT_S, capturing, play, rows_of, run, say, serving
 
-CALL = ("/bin/busybox", "nc", "127.0.0.1", str(PORT))
+BY_SYSTEMD = Path("/run/systemd/system").is_dir()
 IMAGE = "docker.io/library/bb:1"
-PYTHON = "/usr/lib/tcpkmon/bin/python3"
+PYTHON = Path(shutil.which("tcpkmon") or "").resolve().with_name("python3")
 GROUPS = """
-import json, sys, tcpkmon
+import json, sys
 from dataclasses import asdict
 from tcpkmon.formats.analysis import why
-with tcpkmon.open(sys.argv[1]) as capture, why.Source(capture.reader) as source:
+from tcpkmon.formats.registry import open_files
+with open_files(sys.argv[1]) as reader, why.Source(reader) as source:
     for _ in source.read():
         pass
     print(json.dumps([asdict(group) for _, group in source.groups.items()]))
 """
-TAR = Path("/var/tmp/image.tar")
-SOCKET = "unix:///run/containerd/containerd.sock"
-UID = "0f3c5bd2-8e1a-4c11-9d0e-52a4c7b1f0aa"
-PARENT = "kubepods-burstable-pod" + UID.replace("-", "_") + ".slice"
-"""As kubelet names the group of a pod."""
+TAR, RUNTIME = Path("/run/image.tar"), Path("/run/runc")
+SOCKET = "/run/containerd/containerd.sock"
+PARENTS = ("/kubepods/burstable/pod" + UID,
+           "kubepods-burstable-pod" + UID.replace("-", "_") + ".slice")  # fmt: skip
+"""How kubelet names the group of a pod: without systemd, and with."""
+RUNC = 'plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc'
+CONTAINERD = f"""
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{IMAGE}"
+restrict_oom_score_adj = true
+[{RUNC}]
+runtime_type = "io.containerd.runc.v2"
+[{RUNC}.options]
+BinaryName = "{RUNTIME}"
+SystemdCgroup = {str(BY_SYSTEMD).lower()}
+"""
+WITHOUT_CPU = """#!/usr/bin/python3
+import json, os, sys
+if "create" in sys.argv:
+    path = os.path.join(sys.argv[sys.argv.index("--bundle") + 1], "config.json")
+    spec = json.loads(open(path).read())
+    spec["linux"]["resources"].pop("cpu", None)
+    open(path, "w").write(json.dumps(spec))
+os.execv("/usr/sbin/runc", sys.argv)
+"""
+"""runc for a machine whose controllers are in groups of version 1: it must not ask for a share."""
+_running: list[subprocess.Popen[bytes]] = []
+
+
+def restart(name: str, *words: str, ready: Callable[[], object]) -> None:
+    """Start a daemon anew, and wait until it answers."""
+    begun_s = time.monotonic()
+    if BY_SYSTEMD:
+        run("systemctl", "restart", name)
+    else:
+        with Path(f"/run/{name}.log").open("ab") as log:
+            _running.append(subprocess.Popen([*words], stdout=log, stderr=log))
+    while True:
+        try:
+            ready()
+        except AssertionError:
+            assert time.monotonic() - begun_s < WAIT_S, f"{name} does not answer"
+            time.sleep(0.2)
+        else:
+            break
+    say(f"{name} was ready in {time.monotonic() - begun_s:.1f} s")
+
+
+def stop_all() -> None:
+    """End the daemons that this program started."""
+    while _running:
+        one = _running.pop()
+        one.terminate()
+        one.wait(WAIT_S)
 
 
 def groups_of(name: str) -> dict[str, dict[str, str]]:
     """What a capture says of the groups of containers, by the container's name."""
-    told = json.loads(run(PYTHON, "-c", GROUPS, f"{OUT}/{name}.pm"))
+    told = json.loads(run(str(PYTHON), "-c", GROUPS, f"{OUT}/{name}.pm"))
     return {group["container"]: group for group in told if group["container"]}
 
 
@@ -47,133 +103,114 @@ def owners_of(name: str) -> list[tuple[str, str]]:
 
 
 def make_image() -> None:
-    """A tar file with busybox, and an image of it for Docker and containerd."""
-    folder = Path("/var/tmp/image")
+    """A tar file with busybox."""
+    folder = Path("/run/image")
     (folder / "bin").mkdir(parents=True)
     run("cp", "/bin/busybox", str(folder / "bin"))
     run("tar", "-C", str(folder), "-cf", str(TAR), ".")
-    TAR.chmod(0o644)
 
 
-def test_podman() -> None:
-    """Containers of Podman, as root and rootless; a machine of systemd-nspawn."""
-    run("useradd", "-m", "-u", "1234", "mona")
-    run("loginctl", "enable-linger", "mona")
-    for _ in range(100):
-        if Path("/run/user/1234/bus").exists():
-            break
-        time.sleep(0.5)
-    as_mona = ("runuser", "-u", "mona", "--", "env", "XDG_RUNTIME_DIR=/run/user/1234",
-               "DBUS_SESSION_BUS_ADDRESS=unix:path=/run/user/1234/bus",
-               "HOME=/home/mona")  # fmt: skip
-    box = Path("/var/tmp/box")
-    run("cp", "-r", "/var/tmp/image", str(box))
-    for name in ("etc", "usr", "dev", "proc", "sys", "run", "tmp"):
-        (box / name).mkdir()
-    (box / "etc/os-release").write_text("ID=box\n")
-    runs = (
-        ("podman", "run", "--rm", "--network", "host", "--name", "web", "bb"),
-        (*as_mona, "podman", "run", "--rm", "--network", "host", "--name", "app", "bb"),
-        ("systemd-nspawn", "-q", "-M", "crate", "-D", str(box), "--as-pid2", "--pipe"),
-    )  # fmt: skip
-    for prefix in ((), as_mona):
-        run(*prefix, "podman", "import", str(TAR), "bb", cwd="/")
-    with serving(PORT), capturing(names=f"--ports {PORT}"):
-        for words in runs:
-            begun_s = time.monotonic()
-            run(*words, *CALL, cwd="/", input="x" * 100)
-            say(f"{words[0]}: ran for {time.monotonic() - begun_s:.1f} s")
-    found = [(row["unit"], row["container"], row["uid"])
-             for row in rows_of("names") if row["rport"] == PORT]  # fmt: skip
-    say(f"containers: {found}")
-    (root, rootless, machine) = found
-    assert root[1:] == ("web", 0) and machine == ("machine-crate.scope", "crate", 0), found
-    # Whose files nobody but root may write have names: of the user's container the id is known.
-    assert rootless[0] == f"libpod-{rootless[0][7:-6]}.scope" and rootless[2] == 1234, found
-    assert rootless[1] == rootless[0][7:19], found
-
-
-def test_docker() -> None:
-    """Containers in the host's network and behind Docker's bridge; with its other driver too."""
-    run("systemctl", "start", "docker")
-    waiting = 'CMD ["/bin/busybox", "sleep", "3600"]'
-    run("docker", "import", "--change", waiting, str(TAR), IMAGE)
-    with serving(PORT), capturing(
-        all=f"--ports {PORT}", chosen=f"--ports {PORT} --container web",
-        other=f"--ports {PORT} --container nothing",
-    ):  # fmt: skip
-        for name, network, address in (
-            ("web", "host", "127.0.0.1"), ("cart", "bridge", "172.17.0.1"),
-        ):  # fmt: skip
-            begun_s = time.monotonic()
-            run("docker", "run", "--name", name, "--network", network, "-i", IMAGE,
-                "/bin/busybox", "nc", address, str(PORT), input="x" * 100)  # fmt: skip
-            say(f"docker run --network {network}: {time.monotonic() - begun_s:.1f} s")
-    check_docker("all", "web", "cart")
-    found = owners_of("chosen")
-    assert ("web" in dict(map(reversed, found))) and len(found) <= 2, found
-    say(f"--container web: {found}; --container nothing: {owners_of('other')}")
-    Path("/etc/docker/daemon.json").write_text('{"exec-opts": ["native.cgroupdriver=cgroupfs"]}')
-    run("systemctl", "restart", "docker")
-    with serving(PORT), capturing(fs=f"--ports {PORT}"):
-        run("docker", "run", "--name", "plain", "--network", "host", "-i", IMAGE, *CALL,
-            input="x" * 100)  # fmt: skip
-    check_docker("fs", "plain")
+def docker_run(name: str, *words: str, address: str = "127.0.0.1") -> None:
+    """A container that makes a connection, and ends."""
+    begun_s = time.monotonic()
+    run("docker", "run", "-i", "--name", name, *words, IMAGE,
+        "/bin/busybox", "nc", address, str(PORT), input="x" * 100)  # fmt: skip
+    say(f"docker run {name} {' '.join(words)}: {time.monotonic() - begun_s:.1f} s")
 
 
 def check_docker(capture: str, *names: str) -> None:
     """Container, image, runtime and id are as docker inspect says."""
-    groups, owners = groups_of(capture), owners_of(capture)
-    say(f"docker: {owners}")
-    assert [container for _, container in owners] == [*names]
+    groups = groups_of(capture)
     for name in names:
         (truth,) = json.loads(run("docker", "inspect", name))
         group = groups[name]
-        say(f"docker: {group}")
+        say(f"{capture}: {group}")
         assert (group["container_id"], f"/{group['container']}", group["image"]) == (
             truth["Id"], truth["Name"], truth["Config"]["Image"])  # fmt: skip
         assert group["runtime"] == "docker" and not group["pod"]
 
 
+def restart_docker(driver: str) -> None:
+    Path("/etc/docker/daemon.json").write_text(
+        json.dumps({"exec-opts": [f"native.cgroupdriver={driver}"]})
+    )
+    restart("docker", "dockerd", ready=lambda: run("docker", "info"))
+
+
+def test_docker() -> None:
+    """Containers in the daemon's network and behind its bridge, and one that is gone at once."""
+    restart_docker("systemd" if BY_SYSTEMD else "cgroupfs")
+    run("docker", "import", "--change", 'CMD ["/bin/busybox", "sleep", "3600"]', str(TAR), IMAGE)
+    ports = f"--ports {PORT}"
+    with serving(PORT), capturing(
+        docker=ports, chosen=f"{ports} --container web",
+    ):  # fmt: skip
+        docker_run("web", "--network", "host")
+        docker_run("cart", address="172.17.0.1")
+        docker_run("gone", "--network", "host", "--rm")
+    check_docker("docker", "web", "cart")
+    found = owners_of("docker")
+    say(f"docker: {found}")
+    assert [container for _, container in found] == ["web", "cart", "gone"]
+    chosen = [container for _, container in owners_of("chosen")]
+    say(f"--container web: {chosen}")
+    assert "web" in chosen and len(chosen) < len(found)
+
+
+def test_the_other_driver() -> None:
+    """With cgroupfs, where systemd is."""
+    restart_docker("cgroupfs")
+    with serving(PORT), capturing(cgroupfs=f"--ports {PORT}"):
+        docker_run("plain", "--network", "host")
+    check_docker("cgroupfs", "plain")
+
+
 def test_containerd() -> None:
-    """A pod as kubelet makes it, by containerd's CRI; and a container of ctr."""
-    tar = "/var/tmp/saved.tar"
-    run("docker", "save", "-o", tar, IMAGE)
+    """A pod as kubelet makes it, by containerd's CRI; containers of ctr, which have no names."""
+    saved = "/run/saved.tar"
+    run("docker", "save", "-o", saved, IMAGE)
+    stop_all()
+    Path("/etc/containerd/config.toml").write_text(CONTAINERD)
+    if "cpu" in Path("/sys/fs/cgroup/cgroup.controllers").read_text().split():
+        RUNTIME.symlink_to("/usr/sbin/runc")
+    else:
+        RUNTIME.write_text(WITHOUT_CPU)
+        RUNTIME.chmod(0o755)
+    restart("containerd", "containerd", ready=lambda: run("ctr", "version"))
     for space in ("k8s.io", "default"):
-        run("ctr", "-n", space, "images", "import", tar)
-    Path("/etc/containerd/config.toml").write_text(f"""
-version = 2
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{IMAGE}"
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-SystemdCgroup = true
-""")
-    run("systemctl", "restart", "containerd")
-    call = cri_client.caller(grpc.insecure_channel(SOCKET))
+        run("ctr", "-n", space, "images", "import", saved)
+    call = cri_client.caller(grpc.insecure_channel(f"unix://{SOCKET}"))
+    nc = f"/bin/busybox nc 127.0.0.1 {PORT}"
     with serving(PORT), capturing(
         cri=f"--ports {PORT}", pod=f"--ports {PORT} --pod shop/cart-*",
     ):  # fmt: skip
-        config = cri_client.sandbox("cart-7", UID, "shop", PARENT)
+        config = cri_client.sandbox("cart-7", UID, "shop", PARENTS[BY_SYSTEMD])
         pod = call("RunPodSandbox", (1, config))
-        say(f"containerd: the pod's sandbox is {pod}")
-        command = ("/bin/busybox", "sh", "-c", f"echo x | {' '.join(CALL)}; sleep 3600")
-        made = cri_client.container("app", IMAGE, *command)
+        made = cri_client.container("app", IMAGE, "/bin/busybox", "sh", "-c",
+                                    f"echo x | {nc}; exec /bin/busybox sleep 3600")  # fmt: skip
         number = call("CreateContainer", (1, pod), (2, made), (3, config))
         call("StartContainer", (1, number))
-        run("ctr", "run", "--rm", "--net-host", IMAGE, "tool", *CALL, input="x" * 100)
+        for name in ("tool", "f" * 64):
+            run("ctr", "run", "--runc-binary", str(RUNTIME), "--rm", "--net-host", IMAGE, name,
+                *nc.split(), input="x" * 100)  # fmt: skip
     owners, groups = owners_of("cri"), groups_of("cri")
-    say(f"containerd: {owners}")
-    for group in groups.values():
-        say(f"containerd: {group}")
+    say(f"cri: {owners}")
     app = groups["app"]
+    say(f"cri: {app}")
+    assert [container for _, container in owners] == ["app", None, "f" * 12]
+    assert groups["f" * 12]["runtime"] == "containerd"
     assert (app["runtime"], app["container_id"], app["image"], app["pod"], app["pod_uid"]) == (
         "containerd", number, IMAGE, "shop/cart-7", UID)  # fmt: skip
     (row,) = [row for row in rows_of("pod") if row["rport"] == PORT]
     assert (row["container"], row["pod"]) == ("app", "shop/cart-7")
+    told = json.loads(run("ctr", "-n", "k8s.io", "containers", "info", number))
+    assert told["Image"] == IMAGE
+    assert told["Spec"]["annotations"]["io.kubernetes.cri.container-name"] == "app"
     call("RemovePodSandbox", (1, pod))
 
 
 make_image()
-play(test_podman, test_docker, test_containerd)
+try:
+    play(test_docker, *[test_the_other_driver] * BY_SYSTEMD, test_containerd)
+finally:
+    stop_all()

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 Message = list[tuple[int, Any]]
+UID = "4b7d2c1e-8e1a-4c11-9d0e-52a4c7b1f0aa"
+"""Of the tests' pod."""
 NODE = 2
 """NamespaceMode: the node's own."""
 

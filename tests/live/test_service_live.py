@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.debian_root import INSTALL, make_root, run
+from tests.live.test_containers_live import PACKAGES
 
 KERNEL = "linux-image-cloud-amd64"
 DISK_BYTES = 3 << 30
@@ -64,17 +65,16 @@ def boot(disk: Path) -> str:
     return said.read_text(errors="replace")
 
 
-CONTAINERS = ("podman", "crun", "uidmap", "slirp4netns", "dbus-user-session", "libpam-systemd",
-              "systemd-container", "busybox-static", "kmod", "docker.io", "containerd", "runc",
-              "iptables", "python3-grpcio")  # fmt: skip
+PODMAN = ("podman", "crun", "uidmap", "slirp4netns", "dbus-user-session", "libpam-systemd",
+          "systemd-container", "busybox-static", "kmod")  # fmt: skip
 HELPERS = ("guest_tools.py", "cri_client.py")
 
 
 @pytest.mark.parametrize(
     ("program", "boots", "more"),
     [
-        ("service_guest.py", 1, ()), ("early_guest.py", 2, ()), ("units_guest.py", 1, ("kmod",)),
-        ("containers_guest.py", 1, CONTAINERS),
+        ("service_guest.py", 1, ()), ("early_guest.py", 2, ()), ("units_guest.py", 1, PODMAN),
+        ("containers_guest.py", 1, PACKAGES),
     ],
 )  # fmt: skip
 def test_the_service(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run as a program by root in a Debian guest whose process 1 is systemd: whose are 1,000 short
-connections of real units, and of sockets that are handed over?
+connections of real units, of sockets that are handed over, and of containers of Podman?
 
     units_guest.py                              the checks; the last line is passed, or failed
     units_guest.py connect PORT COUNT FILE FIRST N      a unit's process: connections from so many
@@ -116,9 +116,59 @@ def test_ktls() -> None:
     say("kTLS is named")
 
 
+def _image(folder: Path) -> str:
+    """A tar file with busybox."""
+    (folder / "bin").mkdir(parents=True)
+    run("cp", "/bin/busybox", str(folder / "bin"))
+    tar = f"{folder}.tar"
+    run("tar", "-C", str(folder), "-cf", tar, ".")
+    Path(tar).chmod(0o644)
+    return tar
+
+
+def test_podman() -> None:
+    """Containers of Podman, as root and rootless; a machine of systemd-nspawn."""
+    tar = _image(Path("/var/tmp/image"))
+    run("useradd", "-m", "-u", "1234", "mona")
+    run("loginctl", "enable-linger", "mona")
+    for _ in range(100):
+        if Path("/run/user/1234/bus").exists():
+            break
+        time.sleep(0.5)
+    as_mona = ("runuser", "-u", "mona", "--", "env", "XDG_RUNTIME_DIR=/run/user/1234",
+               "DBUS_SESSION_BUS_ADDRESS=unix:path=/run/user/1234/bus",
+               "HOME=/home/mona")  # fmt: skip
+    box = Path("/var/tmp/box")
+    run("cp", "-r", "/var/tmp/image", str(box))
+    for name in ("etc", "usr", "dev", "proc", "sys", "run", "tmp"):
+        (box / name).mkdir()
+    (box / "etc/os-release").write_text("ID=box\n")
+    call = ("/bin/busybox", "nc", "127.0.0.1", str(PORT))
+    runs = (
+        ("podman", "run", "--rm", "--network", "host", "--name", "web", "bb"),
+        (*as_mona, "podman", "run", "--rm", "--network", "host", "--name", "app", "bb"),
+        ("systemd-nspawn", "-q", "-M", "crate", "-D", str(box), "--as-pid2", "--pipe"),
+    )  # fmt: skip
+    for prefix in ((), as_mona):
+        run(*prefix, "podman", "import", tar, "bb", cwd="/")
+    with serving(PORT), capturing(names=f"--ports {PORT}"):
+        for words in runs:
+            begun_s = time.monotonic()
+            run(*words, *call, cwd="/", input="x" * 100)
+            say(f"{words[0]}: ran for {time.monotonic() - begun_s:.1f} s")
+    found = [(row["unit"], row["container"], row["uid"])
+             for row in rows_of("names") if row["rport"] == PORT]  # fmt: skip
+    say(f"containers: {found}")
+    (root, rootless, machine) = found
+    assert root[1:] == ("web", 0) and machine == ("machine-crate.scope", "crate", 0), found
+    # Whose files nobody but root may write have names: of the user's container the id is known.
+    assert rootless[0] == f"libpod-{rootless[0][7:-6]}.scope" and rootless[2] == 1234, found
+    assert rootless[1] == rootless[0][7:19], found
+
+
 if sys.argv[1:2] == ["connect"]:
     connect(*map(int, sys.argv[2:4]), sys.argv[4], *map(int, sys.argv[5:7]))
 elif sys.argv[1:2] == ["accept"]:
     accept()
 else:
-    play(test_units, test_activation, test_ktls)
+    play(test_units, test_activation, test_ktls, test_podman)

@@ -54,9 +54,9 @@ def signed_segments(side: Side) -> int:
 
 
 def test_signed_segments(tmp_path: Path, lab: Lab) -> None:
-    path = tmp_path / "ao.pm"
+    path, ends = tmp_path / "ao.pm", (keyed(lab.b.address4), keyed(lab.a.address4))
+    ends[0]().close()
     with capturing(path, *within(lab), "--columns", COLUMNS) as run:
-        ends = keyed(lab.b.address4), keyed(lab.a.address4)
         with connected(lab, *ends) as (client, server):
             client.sendall(bytes(1000))
             assert server.recv(1000)
