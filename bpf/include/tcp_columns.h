@@ -284,10 +284,11 @@ static __always_inline void fill_mptcp(const int watched, struct tcp_sock *tp, u
 
 #ifdef HAVE_tcp_sock_syn_smc
 /* What is known of SMC. Nothing before the peer has answered: until then a client's bit says that
- * it asks, and a listener's always does. When SMC falls back, it leaves its own socket in
- * sk_user_data (Linux 5.17). */
+ * it asks, and a listener's always does. The socket of TCP below SMC has no file: it gets the
+ * program's when SMC falls back. */
 static __always_inline u32 smc_of(struct tcp_sock *tp) {
     struct sock *sk = (struct sock *)tp;
+    struct socket *socket = GET(sk, sk_socket);
     u32 unanswered = 1 << STATE_SYN_SENT | 1 << STATE_CLOSE | 1 << STATE_LISTEN;
     u32 offered;
 
@@ -298,7 +299,7 @@ static __always_inline u32 smc_of(struct tcp_sock *tp) {
 #endif
     if (!offered || unanswered >> GET(sk, __sk_common.skc_state) & 1)
         return 0;
-    return GET(sk, sk_user_data) ? PROTOCOL_SMC | PROTOCOL_SMC_LOST : PROTOCOL_SMC;
+    return READ(0, socket, file) ? PROTOCOL_SMC | PROTOCOL_SMC_LOST : PROTOCOL_SMC;
 }
 #endif
 
