@@ -231,6 +231,7 @@ static __always_inline u32 highest_sacked(const int direct, struct tcp_sock *tp,
 #define PROTOCOL_SMC        16
 #define PROTOCOL_OTHER      32
 #define PROTOCOL_MPTCP_LOST 64
+#define PROTOCOL_SMC_LOST   128
 
 #if defined(HAVE_struct_mptcp_subflow_context) && defined(HAVE_tcp_sock_is_mptcp)
 #define HAVE_SUBFLOWS 1
@@ -281,6 +282,27 @@ static __always_inline void fill_mptcp(const int watched, struct tcp_sock *tp, u
 }
 #endif
 
+#ifdef HAVE_tcp_sock_syn_smc
+/* What is known of SMC. Nothing before the peer has answered: until then a client's bit says that
+ * it asks, and a listener's always does. The socket of TCP below SMC has no file: it gets the
+ * program's when SMC falls back. */
+static __always_inline u32 smc_of(struct tcp_sock *tp) {
+    struct sock *sk = (struct sock *)tp;
+    struct socket *socket = GET(sk, sk_socket);
+    u32 unanswered = 1 << STATE_SYN_SENT | 1 << STATE_CLOSE | 1 << STATE_LISTEN;
+    u32 offered;
+
+#ifdef BITFIELD_tcp_sock_syn_smc
+    offered = BITFIELD_tcp_sock_syn_smc(tp);
+#else
+    offered = GET(tp, syn_smc);
+#endif
+    if (!offered || unanswered >> GET(sk, __sk_common.skc_state) & 1)
+        return 0;
+    return READ(0, socket, file) ? PROTOCOL_SMC | PROTOCOL_SMC_LOST : PROTOCOL_SMC;
+}
+#endif
+
 /* What is above TCP, or in its options: PROTOCOL_. */
 static __always_inline u32 protocols_of(struct tcp_sock *tp) {
     struct inet_connection_sock *icsk = (struct inet_connection_sock *)tp;
@@ -310,12 +332,8 @@ static __always_inline u32 protocols_of(struct tcp_sock *tp) {
     if (GET(tp, ao_info))
         found |= PROTOCOL_AO;
 #endif
-#ifdef BITFIELD_tcp_sock_syn_smc
-    if (BITFIELD_tcp_sock_syn_smc(tp))
-        found |= PROTOCOL_SMC;
-#elif defined(HAVE_tcp_sock_syn_smc)
-    if (GET(tp, syn_smc))
-        found |= PROTOCOL_SMC;
+#ifdef HAVE_tcp_sock_syn_smc
+    found |= smc_of(tp);
 #endif
     return found;
 }

@@ -122,10 +122,12 @@ def read_containerd(told: Any, number: str) -> dict[str, str]:
     cri = {name: notes.get(f"io.kubernetes.cri.{name}") for name in (
         "container-name", "sandbox-name", "sandbox-namespace", "image-name")}  # fmt: skip
     space, pod = cri["sandbox-namespace"], cri["sandbox-name"]
-    return _names(
+    found = _names(
         container=cri["container-name"] or notes.get("nerdctl/name"), image=cri["image-name"],
         pod=f"{space}/{pod}" if isinstance(space, str) and isinstance(pod, str) else None,
     )  # fmt: skip
+    # With the driver cgroupfs, the path of a pod's container does not tell who runs it.
+    return found and {**found, "runtime": "containerd"}
 
 
 def from_machines(unit: str, folder: Path = MACHINES) -> dict[str, str]:

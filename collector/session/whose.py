@@ -81,23 +81,27 @@ class Whose:
     def step(self) -> None:
         """Take the new ones. Call it in each round."""
         if self._wanted and self._is_told and self._count() > self._seen:
-            self._changed(self._look())
+            new = self._look()
+            if self.names is not None:  # now: a container may be gone in a second, with its files
+                unnamed = [n for n in new if n in self._unnamed and not self._found[n].is_named]
+                list(self._name(self.names, unnamed))
+            self._changed(new)
 
     def step_slowly(self) -> None:
         """The same once a second, where no program tells of them; and look for names."""
         if self._wanted and not self._is_told:
             self._changed(self._walk())
         if self.names is not None and self._unnamed:
-            self._changed(self._name(self.names))
+            self._changed(self._name(self.names, list(self._unnamed)))
 
     def end(self) -> None:
         """Take those that came last. Call it before the end of the file."""
         self.step()
         self.step_slowly()
 
-    def _name(self, names: Names) -> Iterator[int]:
-        """The ids of those whose names are known now."""
-        for number in list(self._unnamed):
+    def _name(self, names: Names, wanted: Iterable[int]) -> Iterator[int]:
+        """The ids of those that are wanted whose names are known now."""
+        for number in wanted:
             group = names.of(self._found[number])
             self._unnamed[number] -= 1
             if (group.is_named and group.container) or not self._unnamed[number]:

@@ -23,7 +23,10 @@ _RUNTIMES = (
 )
 _CONTAINERS = [(runtime, re.compile(pattern)) for runtime, pattern in _RUNTIMES]
 _BARE = re.compile(_ID)
-"""With the driver cgroupfs: below /docker or a pod."""
+_ABOVE = {"docker": "docker", "kubepods": "", "libpod_parent": "", "default": "containerd",
+          "k8s.io": "containerd"}  # fmt: skip
+"""With the driver cgroupfs, an id is below one of these or a pod; for some the runtime is known.
+default and k8s.io are namespaces of containerd."""
 _POD = re.compile(
     r"(?:.*-)?pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"
     r"(?:\.slice)?(?::.*)?"
@@ -103,8 +106,8 @@ def _container(part: str, above: str, in_pod: bool) -> dict[str, str]:
                 name = _ESCAPED.sub(lambda code: chr(int(code[1], 16)), name)
                 return {"runtime": runtime, "container": name}
             return _by_id(runtime, names["id"])
-    if (in_pod or above in ("docker", "kubepods", "libpod_parent")) and _BARE.fullmatch(part):
-        return _by_id("docker" if above == "docker" else "", part)
+    if (in_pod or above in _ABOVE) and _BARE.fullmatch(part):
+        return _by_id(_ABOVE.get(above, ""), part)
     return {}
 
 

@@ -84,6 +84,7 @@ MORE_TESTS = (
     "tests/vm/test_vm_magnet.py::test_a_counted_transfer[untyped]",
     "tests/vm/test_vm_host.py::test_all_of_them[untyped]",
     "tests/vm/test_vm_bbr.py",
+    "tests/vm/test_vm_protocols.py",
     "tests/live/test_counted.py::test_a_port_that_is_used_again_at_once_is_another_connection",
     "tests/live/test_counted.py::test_numbers_never_jump",
     "tests/live/test_counted.py::test_a_socket_that_connects_again_is_another_connection",

@@ -14,10 +14,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from capturing import ROOT, capturing, wait_until, within
 
 import tcpkmon
 from tcpkmon.collector.lab.lab import Lab
+from tests.live.capturing import ROOT, capturing, wait_until, within
 
 PORT = 5801
 IPPROTO_MPTCP = 262

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run as a program by root in a Debian guest whose process 1 is systemd: whose are 1,000 short
-connections of real units, of sockets that are handed over, and of real containers?
+connections of real units, of sockets that are handed over, and of containers of Podman?
 
     units_guest.py                              the checks; the last line is passed, or failed
     units_guest.py connect PORT COUNT FILE FIRST N      a unit's process: connections from so many
@@ -13,25 +13,17 @@ See tests/live/test_service_live.py.
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-PORT, ACTIVATED = 5998, 5997
+from guest_tools import OUT, PORT, WAIT_S, capturing, play, rows_of, run, say, serving
+
+ACTIVATED = 5997
 UNITS, EACH = 50, 20
-TRUTH, OUT = Path("/run/truth"), Path("/run/captures")
+TRUTH = Path("/run/truth")
 SYSTEM = Path("/etc/systemd/system")
-WAIT_S = 240.0
-COLUMNS = "default,cgroup,uid,pid,comm,protocols,mptcp_token"
 UNIT = f"""
 [Service]
 Type=oneshot
@@ -41,19 +33,6 @@ ExecStart=/usr/bin/python3 {__file__} connect {PORT} {EACH} {TRUTH}/%n {{first}}
 SOCKET = f"[Socket]\nListenStream=127.0.0.1:{ACTIVATED}\n"
 SERVER = f"[Service]\nUser=nobody\nExecStart=/usr/bin/python3 {__file__} accept\n"
 NOBODY = 65534
-
-
-def say(text: str) -> None:
-    print(f"{time.monotonic():6.1f}  {text}", flush=True)
-
-
-def run(*words: str, code: int | None = 0, **more: Any) -> str:
-    """What a command prints; AssertionError where it ends with another exit code."""
-    done = subprocess.run(
-        words, capture_output=True, text=True, check=False, timeout=WAIT_S, **more
-    )
-    assert code is None or done.returncode == code, (words, done)
-    return done.stdout + done.stderr
 
 
 def connect(port: int, count: int, file: str, first: int, number: int) -> None:
@@ -69,60 +48,6 @@ def accept() -> None:
     """Answer one connection of the listener that systemd made."""
     with socket.socket(fileno=3) as listener, listener.accept()[0] as end:
         end.sendall(end.recv(100))
-
-
-@contextmanager
-def serving(port: int) -> Iterator[None]:
-    """Accepts and closes what comes."""
-    listener = socket.create_server(("0.0.0.0", port), backlog=512)
-
-    def serve() -> None:
-        while True:
-            try:
-                end, _ = listener.accept()
-            except OSError:
-                return
-            with end:
-                end.recv(100)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join()
-
-
-@contextmanager
-def capturing(**options: str) -> Iterator[None]:
-    """Captures of these names, with these options each."""
-    OUT.mkdir(exist_ok=True)
-    running = []
-    for name, more in options.items():
-        ready, told = os.pipe()
-        words = ["collect", "-o", f"{OUT}/{name}.pm", "--force", "--columns", COLUMNS,
-                 "--ready-fd", str(told), *more.split()]  # fmt: skip
-        running.append(subprocess.Popen(words, pass_fds=(told,)))
-        os.close(told)
-        assert os.read(ready, 1), f"collect did not start: {words}"
-        os.close(ready)
-    try:
-        yield
-    finally:
-        for one in running:
-            one.send_signal(signal.SIGINT)
-        assert all(one.wait(WAIT_S) == 0 for one in running)
-
-
-def rows_of(name: str) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        ["tcpkmon", "connections", "--format", "json", "--columns", "all", f"{OUT}/{name}.pm"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode in (0, 3), done  # on an emulated CPU a program may miss an event
-    return list(json.loads(done.stdout)["connections"])
 
 
 def test_units() -> None:
@@ -241,21 +166,9 @@ def test_podman() -> None:
     assert rootless[1] == rootless[0][7:19], found
 
 
-def main() -> None:
-    failed = []
-    for test in (test_units, test_activation, test_ktls, test_podman):
-        say(test.__name__)
-        try:
-            test()
-        except BaseException:
-            traceback.print_exc(file=sys.stdout)
-            failed.append(test.__name__)
-    print(f"failed: {', '.join(failed)}" if failed else "passed", flush=True)
-
-
 if sys.argv[1:2] == ["connect"]:
     connect(*map(int, sys.argv[2:4]), sys.argv[4], *map(int, sys.argv[5:7]))
 elif sys.argv[1:2] == ["accept"]:
     accept()
 else:
-    main()
+    play(test_units, test_activation, test_ktls, test_podman)

@@ -45,6 +45,8 @@ SLICE = "kubepods-burstable-pod" + UID.replace("-", "_") + ".slice"
         (f"/system.slice/docker-{ID}.scope/init.scope", f"docker-{ID}.scope", "docker", ID[:12],
          "", ""),
         (f"/docker/{ID}", "", "docker", ID[:12], "", ""),
+        (f"/default/{ID}", "", "containerd", ID[:12], "", ""),
+        ("/default/tool", "", "", "", "", ""),
         (f"/kubepods.slice/kubepods-burstable.slice/{SLICE}/cri-containerd-{ID}.scope",
          f"cri-containerd-{ID}.scope", "containerd", ID[:12], UID, ""),
         (f"/kubepods.slice/{SLICE}/crio-{ID}.scope", f"crio-{ID}.scope", "cri-o", ID[:12], UID, ""),
@@ -173,6 +175,8 @@ CRI = {
     [
         (CRI, "k8s.io", f"/kubepods.slice/{SLICE}/cri-containerd-{ID}.scope",
          ("app", "docker.io/library/nginx:1", "shop/cart-7")),
+        (CRI, "k8s.io", f"/kubepods/burstable/pod{UID}/{ID}",
+         ("app", "docker.io/library/nginx:1", "shop/cart-7")),
         ({"annotations": {"nerdctl/name": "web"}}, "default", f"/system.slice/nerdctl-{ID}.scope",
          ("web", "", "")),
         ({"annotations": {"nerdctl/name": 5}}, "default", f"/system.slice/nerdctl-{ID}.scope",
@@ -194,7 +198,7 @@ def test_names_of_containerd(
         container_names, "open_trusted", lambda path, *_: os.open(path, os.O_RDONLY)
     )
     found = Names(open_for_names).of(group_of(path))
-    assert (found.container, found.image, found.pod) == expected
+    assert (found.container, found.image, found.pod, found.runtime) == (*expected, "containerd")
     with pytest.raises(ValueError, match="no container"):
         open_for_names(OF_CONTAINERD, b"..")
 

@@ -12,7 +12,7 @@ from tcpkmon.formats.analysis.why.grouping import Grouped
 
 MPTCP = "mptcp"
 PROTOCOLS = (
-    MPTCP, "ktls", "tcp-md5", "tcp-ao", "smc", "other-ulp", "mptcp-refused",
+    MPTCP, "ktls", "tcp-md5", "tcp-ao", "smc", "other-ulp", "mptcp-refused", "smc-fallback",
 )  # fmt: skip
 """By bit of the column protocols."""
 NO_USER = (1 << 32) - 1

@@ -58,7 +58,8 @@ cgroup | int? | cgroup | | | id of its control group
 unit | text? | cgroup | | | the systemd unit that it is of
 container | text? | cgroup | | | the container: its name, else the beginning of its id
 pod | text? | cgroup | | | the pod: namespace/name, else its uid
-protocols | text? | protocols | | | mptcp, ktls, tcp-md5, tcp-ao, smc, other-ulp, mptcp-refused
+protocols | text? | protocols | | | mptcp, ktls, tcp-md5, tcp-ao, smc, \
+other-ulp, mptcp-refused, smc-fallback
 mptcp_token | int? | mptcp_token | | | MPTCP: this host's token of the connection above
 mptcp_sent | int? | mptcp_sent | | | MPTCP: new data of all its subflows [bytes]
 mptcp_received | int? | mptcp_received | | | and received in order [bytes]
