@@ -123,8 +123,8 @@ def event(info: bytes, text: str) -> bytes:
 
 
 def skip(count: int) -> bytes:
-    """That so many records were lost here. More than the field holds are in a comment."""
+    """That so many records were lost here; as a comment too, as Wireshark 4.4 no longer shows the
+    number, whose field may also be too small."""
     body = struct.pack("<III", VENDOR, _SKIP, min(count, _MOST))
-    if count > _MOST:
-        body += text_option(_COMMENT, f"{count} records were lost here") + _END
+    body += text_option(_COMMENT, f"records lost here: {count}") + _END
     return block(CUSTOM, body)

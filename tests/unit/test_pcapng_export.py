@@ -109,10 +109,11 @@ def test_comments_and_events_tell_the_state(tmp_path: Path) -> None:
 
 def test_losses_are_skip_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = made(tmp_path, 3, lose=[2, 3, 10])
+    found = [one for (one,) in tshark(out, "frame.comment") if one.startswith("records")]
+    assert found == ["records lost here: 2", "records lost here: 1"]
     text = subprocess.check_output(["tshark", "-n", "-r", out], text=True)
-    assert [line.split("events: ")[1] for line in text.splitlines() if "skipped" in line] == [
-        "2", "1"
-    ]
+    shown = [line.split("events: ")[1] for line in text.splitlines() if "skipped" in line]
+    assert shown == ([] if "Netflix" in text else ["2", "1"])  # Wireshark 4.4 shows no number
     assert "3 records were lost" in capsys.readouterr().err
 
 
@@ -120,8 +121,8 @@ def test_losses_that_no_field_holds(tmp_path: Path) -> None:
     out = tmp_path / "a.pcapng"
     out.write_bytes(section("x") + interface(RAW_IP) + bblog.skip(1 << 62))
     text = subprocess.check_output(["tshark", "-n", "-r", out], text=True)
-    assert f"events: {(1 << 32) - 1}" in text
-    assert tshark(out, "frame.comment") == [[f"{1 << 62} records were lost here"]]
+    assert f"events: {(1 << 32) - 1}" in text or "Netflix" in text
+    assert tshark(out, "frame.comment") == [[f"records lost here: {1 << 62}"]]
 
 
 def comment_of(path: Path) -> str:
