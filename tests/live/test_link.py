@@ -68,12 +68,13 @@ def test_a_delay_is_exact() -> None:
         found = delays(probe(lab, 100, every_s=0.004))
         assert len(found) == 100
         assert found.min() >= 10
-        assert np.median(found) < 10.3
+        # Two wake-ups come to it: 0.38 ms on the slowest machine that was seen.
+        assert np.median(found) < 10.5
         with connected(lab) as pair:
             pair.exchange()
             info = pair.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
             min_rtt_ms = struct.unpack_from("I", info, 148)[0] / 1000
-        assert 15 <= min_rtt_ms < 15.6
+        assert 15 <= min_rtt_ms < 15.9
 
 
 def test_jitter_keeps_the_order_unless_told() -> None:
