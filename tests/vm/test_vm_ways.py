@@ -97,9 +97,11 @@ def test_all_ways_read_the_same(lab: Lab, tmp_path: Path) -> None:
     ):
         _exchange(lab)
     a, b = typed.stop(), untyped.stop()
-    a.check_complete()
-    b.check_complete()
     missed = _missed(first) + _missed(second)
+    # What a task that was preempted in a program kept others from (7.3) is counted, and all else is
+    # there.
+    assert a.capture.complete and b.capture.complete
+    assert a.capture.lost + b.capture.lost <= missed.total()
     compared = moved = 0
     for location, ours, theirs in _pairs(a, b):
         assert abs(len(ours) - len(theirs)) <= missed[location], location
