@@ -165,7 +165,8 @@ def compile_tests(tests: Sequence[str]) -> None:
     """Python's compiled files of all that the tests import: guests take them from here."""
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "TCPKMON_LIVE": "1"}
     subprocess.run(
-        [str(ROOT / ".venv/bin/python"), "-m", "pytest", "--collect-only", "-q", *tests],
+        [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-p", "no:cacheprovider",
+         "--collect-only", "-q", *tests],
         cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL, check=False,
     )  # fmt: skip
