@@ -6,12 +6,14 @@ from __future__ import annotations
 import array
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,10 @@ import tcpkmon
 from tcpkmon.collector.control.choosing import choose
 from tcpkmon.collector.control.client import Client
 from tcpkmon.collector.metrics.connections import RATE_S
+from tcpkmon.collector.session.container_names import CONTAINERD
+from tcpkmon.formats.analysis import why
 from tcpkmon.formats.base.group_names import group_of
+from tcpkmon.formats.registry import open_files
 from tests.live.test_metrics_live import folder  # noqa: F401  (a fixture)
 
 PORT = 27_000 + os.getpid() % 500  # tests run in several processes at once
@@ -76,6 +81,31 @@ def test_a_thousand_connections(tmp_path: Path) -> None:
         ports = set(records["lport"][records["rport"] == PORT].tolist())
         assert chosen and chosen <= ports, name  # too new a group is recorded, too
         assert len(ports) < len(truth), name
+
+
+def test_containers_that_are_gone_in_a_moment_have_names(tmp_path: Path) -> None:
+    """With the files that tell them. Where names are looked for once a second, 4 of 10 would."""
+    root = root_of(Path("/proc/self/mountinfo").read_text())
+    assert root is not None
+    names = {f"{number:064x}": f"web{number}" for number in range(10)}
+    with capturing(tmp_path / "a.pm", "--ports", str(PORT), "--columns", "default,cgroup") as run:
+        for number, name in names.items():
+            bundle, group = CONTAINERD / "default" / number, root / "default" / number
+            bundle.mkdir(parents=True)
+            told = {"annotations": {"nerdctl/name": name}}
+            (bundle / "config.json").write_text(json.dumps(told))
+            group.mkdir(parents=True)
+            time.sleep(0.4)
+            group.rmdir()
+            shutil.rmtree(bundle)
+        run.stop().check_complete()
+    for place in (group.parent, bundle.parent, CONTAINERD, CONTAINERD.parent):
+        with suppress(OSError):  # it is not ours alone
+            place.rmdir()
+    with open_files(str(tmp_path / "a.pm")) as reader, why.Source(reader) as source:
+        list(source.read())
+        found = {group.container for _, group in source.groups.items()}
+    assert len(found & set(names.values())) >= 8, found
 
 
 def test_top_and_the_metrics_have_them(tmp_path: Path, folder: Path) -> None:  # noqa: F811
