@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from tcpkmon.collector.session.retention import Retention
 from tcpkmon.formats.base.segments import find_segments, name_segment, parse_name
 from tcpkmon.formats.registry import format_of
 from tests.unit.segment_maker import index_of, make
+from tests.unit.test_lasting import worker_of
 
 BIG = Rotation(every_s=1)
 
@@ -196,6 +198,7 @@ def test_a_command_that_hangs_does_not_keep_old_segments(
     rotation = Rotation(every_s=1, keep_files=3, on_rotate=(sys.executable, "-c", code))
     fd = os.open(folder, os.O_RDONLY)
     keeper = Keeper(rotation, fd, str(folder), None, lambda: True)
+    hanging = keeper._processes[0]._pid, worker_of(keeper._processes[0])
     last = max(folder.glob("*.pm"))
     until_s = time.monotonic() + 8
     for _ in range(200):  # of 400,000 bytes, which no pipe holds
@@ -209,5 +212,8 @@ def test_a_command_that_hangs_does_not_keep_old_segments(
         keeper.sealed(new.name)
         time.sleep(0.01)
     keeper.close()
+    for process in hanging:  # else it runs the command 200 times
+        os.kill(process, signal.SIGKILL)
+    os.waitpid(hanging[0], 0)
     os.close(fd)
     assert [one.number for one in find_segments(folder)] == [5, 6, 7]
