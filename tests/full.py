@@ -4,5 +4,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+
+import pytest
 
 IS_FULL = os.environ.get("TCPKMON_FULL") == "1"
+
+
+def first(count: int, cases: Iterable[object]) -> list[object]:
+    """For parametrize: so many of the cases; the others with --full."""
+    return [
+        one if at < count else
+        pytest.param(*one if isinstance(one, tuple) else [one], marks=pytest.mark.full)
+        for at, one in enumerate(cases)
+    ]  # fmt: skip

@@ -186,7 +186,8 @@ def test_a_hostile_process_harms_its_own_capture_alone(prompt: Daemon, space: Sp
     assert daemon.stderr.count("its process is killed") == len(WORST), daemon.stderr
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(2))
 def test_who_speaks_for_a_process_harms_its_capture_alone(
     prompt: Daemon, space: Space, seed: int
 ) -> None:

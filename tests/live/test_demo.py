@@ -21,6 +21,7 @@ from tcpkmon.collector.commands.demo_record import CAPTURE, PICTURE, prepare_fol
 from tcpkmon.collector.commands.demo_report import read_flows
 from tcpkmon.collector.linux import netns
 from tcpkmon.formats.base.cli import run
+from tests.full import first
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -142,7 +143,7 @@ def test_what_is_in_the_way_is_reported_before_anything_is_captured(
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", first(1, [signal.SIGINT, signal.SIGTERM]))
 def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, number: int) -> None:
     process = start(tmp_path / "out")
     assert process.stderr is not None

@@ -11,6 +11,7 @@ import pytest
 
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import Report
+from tests.full import first
 from tests.live.faults import Space, run
 
 # The first word is Python that runs before the command line.
@@ -84,7 +85,7 @@ OPTIONAL = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONAL)
+@pytest.mark.parametrize("name", first(2, OPTIONAL))
 def test_what_is_optional_ends_nothing(name: str, space: Space, tmp_path: Path) -> None:
     module, kind, method, what = OPTIONAL[name]
     code = FAILING.format(module=module, name=kind, method=method)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.full import first
 from tests.live.capturing import ROOT
 from tests.live.daemons import Daemon
 from tests.live.faults import BIN, WAIT_S, environment, wait_until
@@ -94,21 +95,20 @@ def check_marks(folder: Path) -> None:
 
 
 SLOW = (
+    "collect --duration 300ms -o new.pm --force --why -- true",
     "collect --duration 300ms -o log --force --latency",
     "pmgraph run.pm -c -o p.png --force", "tcpkmon demo --seconds 1 --output demo",
     "tcpkmon selftest",
 )  # fmt: skip
-WORDS = (
-    *(pytest.param(line, marks=pytest.mark.full) for line in SLOW),
-    "collect --duration 300ms -o new.pm --force --why -- true",
+WORDS = first(9, (
     "collect --duration 300ms -o folder --rotate-size 1M --archive zst --force",
-    "pmgraph run.pm -o picture.png --force", "tcpkmon doctor",
-    "tcpkmon events", "tcpkmon columns", "tcpkmon schema show tcp", "tcpkmon verify run.pm",
-    "tcpkmon decode log", "tcpkmon export run.pm -o run.parquet --force",
-    "tcpkmon why run.pm", "tcpkmon connections run.pm", "tcpkmon check run.pm count()>=0",
-    "tcpkmon metrics --once", "tcpkmon metrics --once --textfile out.prom", "tcpkmon status",
-    "tcpkmon top", "tcpkmon mark 1", "tcpkmon reload", "tcpkmon triggers", "tcpkmon enable",
-)  # fmt: skip
+    "tcpkmon doctor", "tcpkmon verify run.pm", "tcpkmon decode log", "tcpkmon why run.pm",
+    "tcpkmon export run.pm -o run.parquet --force", "tcpkmon schema show tcp", "tcpkmon reload",
+    "tcpkmon metrics --once --textfile out.prom", *SLOW,
+    "pmgraph run.pm -o picture.png --force", "tcpkmon events", "tcpkmon columns",
+    "tcpkmon connections run.pm", "tcpkmon check run.pm count()>=0", "tcpkmon metrics --once",
+    "tcpkmon status", "tcpkmon top", "tcpkmon mark 1", "tcpkmon triggers", "tcpkmon enable",
+))  # fmt: skip
 
 
 @pytest.mark.parametrize("line", WORDS)

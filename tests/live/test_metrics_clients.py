@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tcpkmon.collector.commands.metrics_server import CLIENT_S, MOST_CLIENTS
+from tests.full import first
 from tests.live.capturing import wait_until
 from tests.live.faults import FULL, TCPKMON, environment
 from tests.live.test_metrics_live import fetch, free_port, process
@@ -102,7 +103,7 @@ def test_a_request_has_one_deadline() -> None:
             assert CLIENT_S - 1 < time.monotonic() - began_s < CLIENT_S + 5
 
 
-@pytest.mark.parametrize("owner", [0, NOBODY])
+@pytest.mark.parametrize("owner", first(1, [NOBODY, 0]))
 def test_the_file_in_the_folder_of_node_exporter(shared: Path, owner: int) -> None:
     """It belongs to whom the folder belongs, is written again, and follows no link."""
     folder = shared / "node-exporter"

@@ -17,6 +17,7 @@ from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.link import FATES, Link, Way
 from tcpkmon.formats.analysis.pairing import fit, pair
 from tcpkmon.formats.commands.pair import command
+from tests.full import first
 
 SIZE = 600_000
 TIGHT = ("--columns", "full", "--locations", "all")
@@ -82,8 +83,11 @@ def left_at(trace: Any, offsets: Any) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize(
     ("link", "offset_ns", "drift", "options"),
-    [(ASYMMETRIC, 5_000_000_000_123, 70e-6, TIGHT), (OUT_OF_ORDER, -400_000_000, -150e-6, TIGHT),
-     (OUT_OF_ORDER, 86_400_000_000_000, 200e-6, ())],
+    first(1, [
+        (ASYMMETRIC, 5_000_000_000_123, 70e-6, TIGHT),
+        (OUT_OF_ORDER, -400_000_000, -150e-6, TIGHT),
+        (OUT_OF_ORDER, 86_400_000_000_000, 200e-6, ()),
+    ]),
     ids=["asymmetric", "out of order", "default columns"],
 )  # fmt: skip
 def test_clocks_that_drift(

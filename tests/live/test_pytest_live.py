@@ -131,6 +131,7 @@ def compared(pytester: pytest.Pytester) -> list[str]:
     return found.stdout.lines
 
 
+@pytest.mark.full
 def test_the_example_and_the_time_in_the_layers(pytester: pytest.Pytester) -> None:
     """docs/pytest.md has the example."""
     page = (Path(__file__).parents[2] / "docs" / "pytest.md").read_text()

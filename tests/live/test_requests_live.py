@@ -65,7 +65,7 @@ def exchanges_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in told.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("options", [("--requests",), ()])
+@pytest.mark.parametrize("options", [("--requests",), pytest.param((), marks=pytest.mark.full)])
 def test_a_server_thinks_as_long_as_it_says(tmp_path: Path, options: tuple[str, ...]) -> None:
     """Within 1 ms of what it wrote down, seen from either end."""
     path, log = capture(tmp_path, 17311 + len(options), *options)

@@ -295,6 +295,7 @@ def a_thousand_connections(lab: Lab) -> Scenario:
                 assert sums[event][by_ports[far, near]] == number + 1, (event, number)
 
 
+@pytest.mark.full
 def test_scenarios(lab: Lab, tmp_path: Path) -> None:
     """All in one capture: to start one takes longer than their traffic."""
     addresses = ("10.77.0.2", "fd77::2")

@@ -53,6 +53,7 @@ def told(
         yield done.return_value, json.loads(done.stdout), recorded[0]
 
 
+@pytest.mark.full
 def test_all_is_well_here_and_the_next_capture_says_so(
     told: tuple[int, Any, selftest_captures.Recorded], tmp_path: Path
 ) -> None:
@@ -68,6 +69,7 @@ def test_all_is_well_here_and_the_next_capture_says_so(
     assert named["results"] == dict(results)
 
 
+@pytest.mark.full
 def test_a_call_that_nobody_recorded_is_found(
     told: tuple[int, Any, selftest_captures.Recorded]
 ) -> None:

@@ -17,6 +17,7 @@ from scripts.why.judging import play
 from scripts.why.scenarios import SCENARIOS
 from tcpkmon.collector.lab.lab import Bottleneck, Lab
 from tcpkmon.collector.lab.link import Link, Way
+from tests.full import first
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 BBR = ("bbr_bw", "bbr_min_rtt_us", "bbr_pacing_gain", "bbr_cwnd_gain", "bbr_mode")
@@ -67,16 +68,15 @@ def of_sender(tmp_path: Path, name: str) -> Records:
     return records.pick(np.arange(len(records)) > len(records) // 2)
 
 
-@pytest.mark.parametrize("name, mostly", [
+@pytest.mark.parametrize("name, mostly", first(4, [
     ("deep queue, cubic", {"is_cwnd_limited": 1, "rate_app_limited": 0, "chrono_type": 1}),
-    ("application pauses 5 ms", {"is_cwnd_limited": 0}),
+    ("deep queue, bbr", {"bbr_mode": 3, "sk_pacing_status": 1}),
     ("small receive buffer, cubic", {"chrono_type": 2}),
     ("small send buffer, cubic", {"sk_nospace": 1, "sk_tsq_flags": 0}),
-    ("application pauses 5 ms", {"sk_nospace": 0}),
+    ("application pauses 5 ms", {"is_cwnd_limited": 0, "sk_nospace": 0}),
     ("own HTB at 20 Mbit/s", {"sk_tsq_flags": 2}),  # what it held back is to be sent
     ("socket paced at 5 MB/s", {"sk_pacing_status": 1}),
-    ("deep queue, bbr", {"bbr_mode": 3, "sk_pacing_status": 1}),
-])  # fmt: skip
+]))  # fmt: skip
 def test_what_was_made_is_noted(tmp_path: Path, name: str, mostly: dict[str, int]) -> None:
     records = of_sender(tmp_path, name)
     for column, wanted in mostly.items():

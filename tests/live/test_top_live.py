@@ -21,6 +21,7 @@ from typing import Any
 import pyte
 import pytest
 
+from tests.full import first
 from tests.live.capturing import ROOT, capturing, read, wait_until
 from tests.live.test_metrics_live import folder  # noqa: F401  (a fixture)
 
@@ -207,7 +208,7 @@ def test_connections_that_end_within_the_second_are_counted_in_groups(
             running.stop().check_complete()
 
 
-@pytest.mark.parametrize("end", ["q", "\x03"], ids=["q", "ctrl-c"])
+@pytest.mark.parametrize("end", first(1, ["q", "\x03"]), ids=["q", "ctrl-c"])
 def test_collect_top_ends_the_capture_in_order(
     folder: Path, tmp_path: Path, end: str  # noqa: F811
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_larger_window_is_proven_and_what_changes_nothing_is_not(
     assert settings() == before
 
 
+@pytest.mark.full
 def test_a_copy_that_is_not_alike_judges_nothing(
     capture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,10 +77,8 @@ def captured(folder: Path, scenario: Scenario) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[pytest.mark.full] * (name != "short"))
-    for name in SCENARIOS
-])  # fmt: skip
+@pytest.mark.full
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_a_setting_does_on_the_copy_what_it_does(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

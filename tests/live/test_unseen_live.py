@@ -17,6 +17,7 @@ from tcpkmon.collector.linux import bpf
 from tcpkmon.collector.linux.btf import Btf
 from tcpkmon.collector.plan.probes import find_unseen
 from tcpkmon.formats.registry import format_of
+from tests.full import first
 from tests.live.capturing import Running
 
 WAIT_S = 5.0
@@ -106,7 +107,7 @@ def keep_busy() -> int:
     pytest.skip("process 1 does nothing")
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", first(2, FORMATS))
 def test_a_capture_says_how_long_process_1_had_a_cpu(name: str, tmp_path: Path) -> None:
     """Between what its threads had while the capture ran, and what it had from before to after."""
     path = tmp_path / name

@@ -57,6 +57,7 @@ def drain(end: object) -> None:
         pass
 
 
+@pytest.mark.full
 def test_a_sender_that_reads_a_disk(tmp_path: Path, cold: Path) -> None:
     # A socket that was inherited: only its calls say who sends.
     options = ["--columns", "full", "--quiet", "--locations", "default,SEND_CALL"]

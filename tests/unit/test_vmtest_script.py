@@ -177,6 +177,7 @@ def test_ci_parts_the_tests_among_three_kernels(
     monkeypatch.setattr(kernels, "check_bootable", lambda *_: None)
     monkeypatch.setattr(kernels, "get_kernel", get)
     monkeypatch.setattr(arm64, "get_userland", lambda: None)
+    monkeypatch.setattr(vmtest, "compile_tests", lambda tests: None)
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert vmtest.main(["--ci"]) == 0
     assert {*asked["6.1"], *asked["7.3.4-amd64"]} == {*vmtest.CI_TESTS}
