@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 
 from tcpkmon.formats.registry import format_of
+from tests.full import first
 from tests.live.daemons import Daemon
 from tests.live.faults import FULL, GUEST, Flood, Space, wait_until
 from tests.live.test_daemon_live import calls_in
@@ -186,8 +187,7 @@ def test_a_hostile_process_harms_its_own_capture_alone(prompt: Daemon, space: Sp
     assert daemon.stderr.count("its process is killed") == len(WORST), daemon.stderr
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", first(1, range(2)))
 def test_who_speaks_for_a_process_harms_its_capture_alone(
     prompt: Daemon, space: Space, seed: int
 ) -> None:
