@@ -35,7 +35,8 @@ HOST_TESTS = (
 CI_TESTS: dict[str, Sequence[str]] = {
     "tests/vm/test_vm_latecpu.py": ["6.1"],  # first: the guest's second CPU is off until then
     "tests/vm/test_vm_old.py": ["6.1"],
-    "tests/vm/test_vm_ways.py": CI_SERIES,
+    "tests/vm/test_vm_ways.py::test_all_programs_load_and_record": CI_SERIES,
+    "tests/vm/test_vm_ways.py::test_all_ways_read_the_same": ["newest"],
     "tests/vm/test_vm_loads.py::test_a_schema_loads[magnet]": ["6.1"],
     "tests/vm/test_vm_loads.py::test_a_schema_loads[network]": ["6.1"],
     "tests/vm/test_vm_loads.py::test_a_schema_loads[others]": ["newest"],
@@ -47,14 +48,9 @@ CI_TESTS: dict[str, Sequence[str]] = {
     "tests/vm/test_vm_functions.py::test_functions[untyped]": ["6.1"],
     "tests/vm/test_vm_schemata.py::test_all_of_them[-fentry]": ["newest"],
     "tests/vm/test_vm_schemata.py::test_all_of_them[raw,kprobe-kprobe]": ["6.1"],
-    "tests/vm/test_vm_schemata.py::test_spinlocks_that_are_waited_for": ["newest"],
     "tests/vm/test_vm_schemata.py::test_stopwatch_without_functions": CI_SERIES,
-    "tests/vm/test_vm_magnet.py::test_a_counted_transfer[best]": ["newest"],
     "tests/vm/test_vm_closing.py::test_a_closed_connection_goes_on_to_be_recorded[typed]": [
         "newest"
-    ],
-    "tests/vm/test_vm_closing.py::test_a_closed_connection_goes_on_to_be_recorded[untyped]": [
-        "6.1"
     ],
 }
 """The guests' tests, and the kernels that run each with --ci, so that both of two guests at once
@@ -81,7 +77,9 @@ MORE_TESTS = (
     "tests/vm/test_vm_ci.py",
     "tests/vm/test_vm_smoke.py",
     "tests/vm/test_vm_soak.py",
-    "tests/vm/test_vm_magnet.py::test_a_counted_transfer[untyped]",
+    "tests/vm/test_vm_magnet.py",
+    "tests/vm/test_vm_schemata.py::test_spinlocks_that_are_waited_for",
+    "tests/vm/test_vm_closing.py::test_a_closed_connection_goes_on_to_be_recorded[untyped]",
     "tests/vm/test_vm_host.py::test_all_of_them[untyped]",
     "tests/vm/test_vm_bbr.py",
     "tests/vm/test_vm_protocols.py",

@@ -153,8 +153,8 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, number: int) 
     assert len(labs_of(process.pid)) == 3
     # As a terminal does it: to the whole group.
     os.killpg(process.pid, number)
-    process.communicate(timeout=WAIT_S)
-    assert process.returncode in (128 + number, -number)
+    _, said = process.communicate(timeout=WAIT_S)
+    assert process.returncode in (128 + number, -number), said
     assert labs_of(process.pid) == []
     # The session is empty: collect and the traffic have ended too.
     with pytest.raises(ProcessLookupError):

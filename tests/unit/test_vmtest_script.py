@@ -182,7 +182,7 @@ def test_ci_parts_the_tests_among_three_kernels(
     assert vmtest.main(["--ci"]) == 0
     assert {*asked["6.1"], *asked["7.3.4-amd64"]} == {*vmtest.CI_TESTS}
     for tests in asked.values():
-        assert "tests/vm/test_vm_ways.py" in tests
+        assert "tests/vm/test_vm_ways.py::test_all_programs_load_and_record" in tests
     assert asked["6.1"][0] == "tests/vm/test_vm_latecpu.py"
     assert vmtest.main(["--full"]) == 0
     assert asked["5.10"] == vmtest.OLD_TESTS
