@@ -228,17 +228,23 @@ static __always_inline u64 klogger_no_register(void) {
 #define NEEDS(column, members)
 
 /*
- * Acquires a slot that no other program on this CPU uses; null: there is none. Adding `zero`, which
- * is always 0, makes the index unknown to the verifier: else it would check all later code once for
- * each slot.
+ * The value, which the verifier does not know any more: else it would check all later code once for
+ * each value. Adding `zero`, which is always 0, does that.
  */
+static __always_inline u64 klogger_unknown(struct klogger_cpu *cpu, u64 value) {
+    value += *(volatile u64 *)&cpu->zero;
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+/* Acquires a slot that no other program on this CPU uses; null: there is none. */
 static __always_inline struct klogger_slot *klogger_acquire_slot(struct klogger_cpu *cpu) {
-    u64 index = *(volatile u64 *)&cpu->zero;
+    u64 index;
 
 #pragma unroll
     for (int i = 0; i < KLOGGER_SLOTS; i++)
         if (!__sync_lock_test_and_set(&cpu->slots[i].busy, 1)) {
-            index += i;
+            index = klogger_unknown(cpu, i);
             asm volatile("%0 &= 3" : "+r"(index));
             return &cpu->slots[index];
         }

@@ -156,6 +156,7 @@ PROBE(state_change, "STATE_CHANGE", "btf:inet_sock_set_state raw:inet_sock_set_s
         flags |= HANDSHAKE;
     if (KLOGGER_BY_INODE && old == STATE_LISTEN && new == STATE_CLOSE)
         end_listener(DIRECT, sk);
+    flags = klogger_unknown(cpu, flags) & (NO_RECORD | FRESH | OWNER | LISTENS | HANDSHAKE);
     snapshot(ctx, cpu, DIRECT, LOCATION_STATE_CHANGE, sk, 0, new, flags);
 }
 #endif
@@ -364,6 +365,7 @@ PROBE(timer, "RTO LOSS_PROBE ZERO_WINDOW_PROBE REO_TIMEOUT",
     } else {
         return;
     }
+    location = klogger_unknown(cpu, location) % LOCATION_ROWS;
     snapshot(ctx, cpu, 0, location, sk, 0, callvalue, 0);
 }
 #endif
