@@ -128,7 +128,7 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
         raise Refusal("bcc", str(error)) from error
     # Not bcc.BPF: it compiles in the same way, but raises a bare Exception.
     # Nothing reads debug information; without it compiling is about a fifth faster. With -O1 it is
-    # another fifth, but programs at netfilter hooks then record nothing.
+    # another fifth, but the verifier refuses what LLVM then makes of an array on the stack.
     flags = [b"-g0", *(str(flag).encode() for flag in request["flags"])]
     module = lib.bpf_module_create_c_from_string(
         request["text"].encode(), 0, (ctypes.c_char_p * len(flags))(*flags), len(flags), True, None

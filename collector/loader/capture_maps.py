@@ -28,6 +28,7 @@ from tcpkmon.collector.plan.budget import Step
 from tcpkmon.collector.plan.engine_config import POINTS
 from tcpkmon.collector.plan.filter_changes import check_change, steps
 from tcpkmon.collector.plan.filters import FILTER_MAP, FOLLOWING, PIDS, Filters
+from tcpkmon.collector.plan.probes import require_any
 from tcpkmon.formats.base.closing import Closing
 from tcpkmon.formats.base.control import EXISTING, Program
 from tcpkmon.formats.base.errors import UsageError
@@ -180,8 +181,9 @@ class Kernel(Closing):
 
     def attach(self, at_once: bool = False) -> None:
         """loaded.attach(). Then finds what the processes of the filter have started and opened:
-        TcpkmonError where one of them has ended."""
+        TcpkmonError where one of them has ended, KernelError where nothing is attached."""
         self.loaded.attach(at_once)
+        require_any(self.missing(), self._prepared.numbers.keys() - {"EXISTING"})
         if self._parked is None and self.filters.pids:
             self._following.begin(self.filters.pids)
 
@@ -210,12 +212,16 @@ class Kernel(Closing):
 
     def missing(self) -> dict[str, str]:
         """The locations that cannot be recorded, and why: not in the plan, or refused."""
-        found = dict(self._prepared.plan.missing)
-        for probe in self._prepared.plan.probes:
-            if probe.name in self.loaded.refused:
-                why = self.loaded.refused[probe.name].message
-                found.update(dict.fromkeys(probe.locations, why))
-        return found
+        return {**self._prepared.plan.missing, **self.refused()}
+
+    def refused(self) -> dict[str, str]:
+        """The locations whose programs this kernel did not take, and why."""
+        return {
+            name: self.loaded.refused[probe.name].message
+            for probe in self._prepared.plan.probes
+            if probe.name in self.loaded.refused
+            for name in probe.locations
+        }
 
     def attached(self) -> dict[str, str]:
         """By location or event, kind:target of each of its programs."""

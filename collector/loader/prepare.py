@@ -171,7 +171,7 @@ def prepare(request: Request, transport: Transport = DEFAULT_TRANSPORT) -> Prepa
     """
     decided = decide(request, transport)
     limits = dict(request.limits)
-    require_any(decided.plan, decided.numbers.keys() - {"EXISTING"})
+    require_any(decided.plan.missing, decided.numbers.keys() - {"EXISTING"})
     engine = decided.make_engine()
     image = decided.compile(engine)
     check_limits(limits, decided.events.chosen if decided.events else ())

@@ -183,9 +183,9 @@ def count_arguments(btf: Btf, tracepoint: str) -> int:
     return 0 if found is None else len(btf.args(found)) - 1  # the first is `void *__data`
 
 
-def require_any(plan: Plan, asked: Collection[str]) -> None:
+def require_any(missing: Mapping[str, str], asked: Collection[str]) -> None:
     """Raises KernelError where nothing that was asked for can be recorded on this kernel."""
-    if asked and set(asked) <= set(plan.missing):
-        reasons = "; ".join(f"{name}: {why}" for name, why in plan.missing.items())
-        text = f"nothing that was asked for exists here: {reasons}"
+    if asked and set(asked) <= set(missing):
+        reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
+        text = f"nothing that was asked for can be recorded here: {reasons}"
         raise KernelError(text, "run tcpkmon doctor")

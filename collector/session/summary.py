@@ -25,7 +25,8 @@ def say(text: str) -> None:
 def describe(request: Request, prepared: Prepared, kernel: Kernel) -> None:
     """With -v, print the kind of rings and how each location is attached.
 
-    Always print which requested location is missing, and where losses are not counted.
+    Always print which requested location is missing, what the kernel refused, and where losses
+    are not counted.
     """
     if request.quiet:
         return
@@ -35,7 +36,7 @@ def describe(request: Request, prepared: Prepared, kernel: Kernel) -> None:
             say(f"{name} by {how}")
         if prepared.plan.unseen:
             say(prepared.plan.unseen)
-    asked = (request.locations or "").upper().split(",")
+    asked = {*(request.locations or "").upper().split(","), *kernel.refused()}
     for name, why in kernel.missing().items():
         if request.verbose or name in asked:
             say(f"{name} is not recorded: {why}")

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from subprocess import PIPE, Popen
+from subprocess import PIPE, Popen, run
 
 import pytest
 
@@ -310,3 +310,23 @@ def ping_once(side: Side, address: str) -> None:
 
 def test_an_unknown_hook_has_a_reason() -> None:
     assert "no netfilter hook INGRESS" in Probing(Btf.from_kernel()).why_not("nf", "INGRESS")
+
+
+def test_what_the_verifier_refuses_is_said(tmp_path: Path) -> None:
+    """It is an error where nothing else is recorded."""
+    bad = 'PROBE(bad, "PACKET", "nf:LOCAL_IN") { u8 a[8] = {}; klogger(PACKET, a[ARG(1)]); }\n'
+    good = 'PROBE(good, "STATE", "btf:inet_sock_set_state") { klogger(STATE, ARG(1)); }\n'
+    conf, head = "event PACKET { uint value }\n", '#include "klogger.h"\n'
+    both = conf + "event STATE { uint value }\n"
+    for name, text, said in (
+        ("bad", make_schema(tmp_path / "bad", conf, head + bad), "nothing that was asked for can"),
+        ("both", make_schema(tmp_path / "both", both, head + bad + good), "PACKET is not recorded"),
+    ):
+        words = ["--format", "klogger", "--schema", str(text), "-o", str(tmp_path / f"{name}.log")]
+        done = run(
+            [ROOT / ".venv/bin/collect", *words, "--duration", "100ms"], capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == (4 if name == "bad" else 0), done.stderr
+        assert f"collect: {said}" in done.stderr and "the verifier says" in done.stderr
+        assert (tmp_path / f"{name}.log").exists() == (name == "both")
