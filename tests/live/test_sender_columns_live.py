@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from capturing import Records, capturing, join, listening, read, within
-from test_oracle_ss import EVERY, at_rest, us
+from test_oracle_ss import BBR, EVERY, at_rest, us
 
 from scripts.why.judging import play
 from scripts.why.scenarios import SCENARIOS
@@ -20,7 +20,6 @@ from tcpkmon.collector.lab.link import Link, Way
 from tests.full import first
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
-BBR = ("bbr_bw", "bbr_min_rtt_us", "bbr_pacing_gain", "bbr_cwnd_gain", "bbr_mode")
 
 
 def rate(text: str, pattern: str) -> float:
