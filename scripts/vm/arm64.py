@@ -89,6 +89,8 @@ def boot_command(release: str, folder: Path, results: Path) -> list[str]:
     for library in LIBRARIES:
         made = results / f"_{Path(library).name}.so"
         run("aarch64-linux-gnu-gcc", *options, "-o", str(made), str(ROOT / f"{library}.c"))
+    run("aarch64-linux-gnu-gcc", "-std=c11", "-O2", "-static", "-o", str(results / "link"),
+        str(ROOT / "collector/lab/link.c"), "-lm")  # fmt: skip
     initrd = make_initrd(folder / "lib/modules" / release, root / "usr/bin/busybox", results)
     files = [
         argument

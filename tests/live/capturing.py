@@ -149,7 +149,7 @@ class Outcome:
     def check_complete(self) -> None:
         """Nothing is lost, and the file ended in order: only then may counts be compared."""
         assert self.capture.complete, self.errors
-        assert self.capture.lost == 0, self.ledger
+        assert self.capture.lost == 0, (self.errors, self.ledger)
 
 
 def _start(kinds: str, arguments: Sequence[str], told: int) -> subprocess.Popen[str]:
