@@ -338,11 +338,16 @@ static __always_inline u32 protocols_of(struct tcp_sock *tp) {
     return found;
 }
 
-/* A socket that was closed, or is not accepted yet, has no struct socket: its flags read as 0. */
+/*
+ * A socket that was closed, or is not accepted yet, has no struct socket. A plain load by a null
+ * pointer would give 0 too. But it is a page fault, in which arm64 lets another task run
+ * if the kernel is not preemptible. Where the task goes on on another CPU, the kernel takes the
+ * program as running on both for ever, and never runs it there again.
+ */
 static __always_inline u32 waits_for_room(const int direct, struct sock *sk) {
     struct socket *socket = GET(sk, sk_socket);
 
-    return READ(direct, socket, flags) >> SOCK_NOSPACE & 1;
+    return socket ? READ(direct, socket, flags) >> SOCK_NOSPACE & 1 : 0;
 }
 
 /* The id of a socket's control group: its number in the file system of cgroup2. */

@@ -25,10 +25,10 @@ ANSWER_S = 240.0 if GUEST else 20.0
 _START = """
 import fcntl, os, sys
 names = sys.argv[1].split(":") if sys.argv[1] else []
-fds = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 2000) for fd in sys.argv[2].split(":") if fd]
+fds = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 900) for fd in sys.argv[2].split(":") if fd]
 for number, fd in enumerate(fds):
     os.dup2(fd, 3 + number)
-os.closerange(3 + len(fds), 4000)
+os.closerange(3 + len(fds), 1024)
 if fds:
     os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(fds)),
                    "LISTEN_FDNAMES": sys.argv[1]}

@@ -8,12 +8,13 @@ import socket
 import struct
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import tcpkmon
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.namespaces import Side
+from tcpkmon.formats.analysis import why
 from tests.live.capturing import capturing, within
 from tests.live.test_mptcp_live import COLUMNS, Make, connected
 
@@ -24,9 +25,9 @@ SMCR, FALLBACK, SMCD = 0, 1, 2
 """How a connection goes, in struct smc_diag_msg of linux/smc_diag.h."""
 
 
-def rows_of(path: Path) -> dict[str, dict[str, object]]:
+def rows_of(path: Path) -> dict[str, dict[str, Any]]:
     """The connection's rows, by role."""
-    return {row["role"]: row for row in tcpkmon.open(path).table("connections").to_pylist()}
+    return {row["role"]: row for row in why.rows_of(why.connections(path))}
 
 
 def keyed(peer: str) -> Make:
