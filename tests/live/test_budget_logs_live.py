@@ -105,6 +105,7 @@ def check_sample(path: Path, name: str, level: int, sample: int) -> None:
     assert found == {conn for conn in before if is_in_sample(conn, sample)}
 
 
+@pytest.mark.full
 def test_fewer_events_and_whole_connections(tmp_path: Path) -> None:
     """In a log the first step leaves out events, in the MAGNeT file a half of the connections."""
     log, magnet = tmp_path / "log", tmp_path / "a.magnet"

@@ -54,6 +54,7 @@ def segments_in(store: Store) -> list[int]:
     return sorted(numbers)
 
 
+@pytest.mark.full
 def test_segments_get_into_a_dataset(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     place = tmp_path / "fleet"

@@ -77,6 +77,7 @@ def test_a_delay_is_exact() -> None:
         assert 15 <= min_rtt_ms < 15.9
 
 
+@pytest.mark.full
 def test_jitter_keeps_the_order_unless_told() -> None:
     for reorders in (False, True):
         with linked(Way(delay_ms=2, jitter_ms=8, jitter_reorders=reorders)) as lab:
@@ -121,6 +122,7 @@ def test_a_policer_lets_a_burst_and_a_rate_through() -> None:
     assert delays(came).max() < 5
 
 
+@pytest.mark.full
 def test_slots_serve_in_bursts() -> None:
     """Packets of 1000 bytes each ms, one slot of 10 ms at 80 Mbit/s: ten at once."""
     with linked(Way(slot_ms=10, rate_mbit=80)) as lab:
@@ -172,6 +174,7 @@ def test_lost_handshakes() -> None:
                 assert 1.0 <= time.monotonic() - begin < 1.3
 
 
+@pytest.mark.full
 def test_codel_keeps_the_queue_short_by_marks_or_drops() -> None:
     for ecn in (False, True):
         with linked(Way(rate_mbit=20, codel_ms=5, ecn=ecn), Way(delay_ms=20)) as lab:
@@ -216,6 +219,7 @@ def test_what_changes_at_a_time() -> None:
     assert arrivals.max() < 0.71 + begun
 
 
+@pytest.mark.full
 def test_acks_are_thinned_and_counted() -> None:
     with linked(Way(rate_mbit=50, queue_bytes=100_000), Way(slot_ms=10, ack_thin=True)) as lab:
         with connected(lab) as pair:

@@ -47,6 +47,7 @@ def test_a_loss_passes_and_another_loss_recovery_does_not(tmp_path: Path) -> Non
     assert passes(text)
 
 
+@pytest.mark.full
 def test_lost_syns(tmp_path: Path) -> None:
     """The first ones are sent again each second: what Linux did before 6.5 fails."""
     path = tmp_path / "run.pm"

@@ -29,6 +29,13 @@ def script() -> Any:
     return module
 
 
+def test_the_page_has_the_texts(script: Any) -> None:
+    page = (SCRIPT.parents[1] / "docs/kernels.md").read_text()
+    for text in (script.LEGEND, script.DIFFERENCES, script.ARM64, script.TESTS, script.FACTS,
+                 script.WAYS):  # fmt: skip
+        assert text.rstrip("\n") in page
+
+
 def test_the_newest_of_each_series_and_flavour(script: Any, tmp_path: Path) -> None:
     arm64 = "6.1.0-56-arm64"
     for kernel in ("6.1.0-9-amd64", "6.1.0-56-amd64", "7.3.4-rt-amd64", "7.3.4-amd64", arm64):
