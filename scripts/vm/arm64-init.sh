@@ -40,7 +40,7 @@ cp "/new$results/_lines.so" "$tree/formats/lines"
 # In place of a compiler: the host has compiled the test link (collector/lab/link.py).
 cat >/new/usr/bin/cc <<END
 #!/bin/sh
-case " \$* " in *" $root/collector/lab/link.c "*) cp "$results/link" "\$4" ;; *) exit 1 ;; esac
+case " \$* " in */collector/lab/link.c\ *) cp "$results/link" "\$4" ;; *) exit 1 ;; esac
 END
 chmod 755 /new/usr/bin/cc
 TCPKMON_STAGE=chroot chroot /new /bin/bash "$root/tests/vm/guest.sh" "$root" "$results" \
