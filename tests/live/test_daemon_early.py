@@ -12,7 +12,7 @@ import pytest
 
 from tcpkmon.collector.daemon.moving import move
 from tests.live.daemons import Daemon
-from tests.live.faults import Flood, Space, verify, wait_until
+from tests.live.faults import GUEST, Flood, Space, verify, wait_until
 from tests.live.test_daemon_live import CAPTURE, numbers_in
 
 BOTH = """
@@ -59,7 +59,7 @@ def test_all_calls_are_on_the_disk(
     with Space() as space, Flood(space) as flood:
         configure(daemon, space, flood.port)
         daemon.start()
-        flood.begin(0, rate=10_000)
+        flood.begin(0, rate=1000 if GUEST else 10_000)
         flood.advance(500)
         done = daemon.command("reload")
         assert done.code == 1
