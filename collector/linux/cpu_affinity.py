@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves the reader to the CPU that is idle for the most time.
+"""Moves the reader, and the writing thread with it, to the CPU that is idle for the most time.
 
 When a SCHED_FIFO thread wakes up, the kernel runs it on the CPU where it ran last, even if that is
 full of traffic and another CPU is idle. So the reader compares the CPUs itself from time to time.
+And when the reader wakes the writing thread, which is SCHED_FIFO too, the kernel looks for a CPU
+without such a thread: full of traffic or not. So the writing thread is bound to the reader's CPU,
+as long as there is time for both.
 """
 
 from __future__ import annotations
@@ -10,12 +13,17 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable, Set
 from pathlib import Path
 
 STAT = Path("/proc/stat")
 INTERVAL_S = 0.25
 ENOUGH = 0.25
 """The reader moves where another CPU is idle for more time, by this share of the time."""
+TOGETHER = 0.5
+"""The two share a CPU while the process takes at most this share of its time."""
+SOON_S = 0.02
+"""So soon after a look it sees that they need more."""
 MOST = 0.005
 """Share of the time that reading /proc/stat may take: it is long where there are many CPUs."""
 _CPUS_MAX = 8192
@@ -25,26 +33,36 @@ _CPU_FIELD = 36
 
 
 class Placing:
-    """Moves the thread that calls move() to another CPU where that is worth it."""
+    """Moves the thread that calls move() to another CPU where that is worth it.
 
-    def __init__(self) -> None:
+    writer: the thread ID of the writing thread; None: there is none yet.
+    """
+
+    def __init__(self, writer: Callable[[], int | None] = lambda: None) -> None:
+        self._writer = writer
         self._allowed = os.sched_getaffinity(0)
         if len(self._allowed) == os.cpu_count():
             # It is not pinned: CPUs that come online later are allowed too.
             self._allowed = set(range(_CPUS_MAX))
+        self._bound: Set[int] = self._allowed
+        """The CPUs that the writing thread may use."""
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
         self._next = 0.0
         self._idle_s: dict[int, float] = {}
         self._looked = self._used_s = 0.0
 
     def move(self) -> None:
-        """Moves to the idlest CPU that this thread may use, if that is worth it."""
+        """Moves to the idlest CPU that this thread may use, if that is worth it; the writer too."""
         now = time.monotonic()
         if now < self._next:
+            since_s = now - self._looked
+            if self._bound != self._allowed and since_s > SOON_S and not self._has_time(since_s):
+                self._bind_writer(self._allowed)
             return
         self._next = now + INTERVAL_S  # also after an error
         before_s, self._idle_s = self._idle_s, self._read_idle()
         since_s, self._looked = now - self._looked, now
+        has_time = self._has_time(since_s)
         used_s = time.process_time()
         own_s, self._used_s = used_s - self._used_s, used_s
         spare_s = {
@@ -59,6 +77,8 @@ class Placing:
             best = max(spare_s, key=spare_s.__getitem__)
             if spare_s[best] - spare_s[here] > ENOUGH * since_s:
                 self._go_to(best)
+                here = _this_cpu()
+        self._bind_writer({here} if has_time else self._allowed)
         self._next = now + max(INTERVAL_S, (time.monotonic() - now) / MOST)
 
     def _go_to(self, cpu: int) -> None:
@@ -67,6 +87,18 @@ class Placing:
             os.sched_setaffinity(0, {cpu})
             # From here the kernel may move it again where it has to.
             os.sched_setaffinity(0, self._allowed)
+
+    def _has_time(self, since_s: float) -> bool:
+        """Whether the process took little enough since the last look that one CPU will do."""
+        return time.process_time() - self._used_s <= TOGETHER * since_s
+
+    def _bind_writer(self, cpus: Set[int]) -> None:
+        thread = self._writer()
+        if thread is None or cpus == self._bound:
+            return
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(thread, cpus)
+            self._bound = cpus
 
     def _read_idle(self) -> dict[int, float]:
         """Seconds that each CPU has been idle."""

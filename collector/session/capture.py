@@ -79,7 +79,7 @@ class Session:
         self._stopping = stopping
         self._command = command
         self._clocks = Clocks()
-        self._placing = Placing()
+        self._placing = Placing(lambda: rights.writer)
         self._failures = Failures(stopping, request.output)
         self._marked = 0
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -73,6 +74,8 @@ class Rights:
         self, stack: ExitStack, stream: Stream, request: Request, probes: Sequence[Chosen]
     ) -> None:
         self.user = find_user()
+        self.writer: int | None = None
+        """The ID of the writing thread, once it runs."""
         self.checks: dict[str, Callable[[], None]] = {}
         """By what a process does beside this one: KernelError where it was killed."""
         self._has_command = bool(request.command)
@@ -129,6 +132,7 @@ class Rights:
         It shares Python's lock with the reader. Without the priority the reader would wait while
         the thread that has the lock waits for a CPU.
         """
+        self.writer = threading.get_native_id()
         run_first(WRITER_PRIORITY)
         settle(user=self.user, folders=self._folders)
 

@@ -26,6 +26,9 @@ SAME = "collect, perf's events"
 FULL = "collect --columns full"
 ALL = "collect --locations all"
 RINGS = {f"collect --rings {name}": name for name in ("bpf", "perf")}
+EMPTY = "programs that do nothing"
+CLOCK = "programs that read the clock"
+"""Where a default capture's are: what no capture of these events can save."""
 OFF = "off"
 """Without a tool, beside the same before and after."""
 PERF = "perf record tcp:tcp_probe"
@@ -35,7 +38,7 @@ TRACE_CMD = "trace-cmd record tcp:tcp_probe"
 TCPSTATES = "bcc tcpstates"
 TCPTOP = "bcc tcptop"
 # The targets compare these, so they get more rounds.
-MAIN = (OFF, DEFAULT, PERF, TCPDUMP, FILTERED)
+MAIN = (OFF, DEFAULT, PERF, TCPDUMP, FILTERED, EMPTY, CLOCK)
 MORE_ROUNDS, FEW_ROUNDS = 2, 3
 """Of MAIN times as many rounds; of the other cases at most so many."""
 QUICK = (DEFAULT, COLUMNS, FILTERED, PERF)
@@ -78,6 +81,8 @@ def find_tools(context: Context, lab: Lab) -> list[Tool]:
     found = [
         *(tools.collect(case, *options) for case, options in OPTIONS.items()
           if case not in RINGS or rings),
+        tools.bare(EMPTY),
+        tools.bare(CLOCK, "clock"),
         tools.perf(PERF, "tcp:tcp_probe"),
         tools.bpftrace(BPFTRACE),
         tools.tcpdump(TCPDUMP, lab.a),

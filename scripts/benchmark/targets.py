@@ -9,7 +9,16 @@ import statistics
 from dataclasses import dataclass
 
 from scripts.benchmark import rates, reading, scale, sizes, slowdown, startup
-from scripts.benchmark.means import Mean, beside, each_beside, mean_cpu, mean_slowdown, within
+from scripts.benchmark.means import (
+    Beside,
+    Mean,
+    beside,
+    each_beside,
+    mean_cpu,
+    mean_slowdown,
+    slowdown_of,
+    within,
+)  # fmt: skip
 from scripts.experiments import interleaved
 from scripts.experiments.results import Results
 from scripts.experiments.stats import number, percent, standard_error
@@ -94,6 +103,8 @@ def _beside_perf(
     near = [one.work for one in each if within(one.excess(in_any)) is None]
     worst = above or each[:1]
     said = "; ".join(f"{one.work}: {one.text}" for one in worst)
+    floors = [_floor(results, one.work) for one in above if case == slowdown.DEFAULT]
+    said += "".join(floor for floor in floors if floor)
     if near:
         said += f"; above it by noise or not: {'; '.join(near)}"
     reached = False if above else None if near else True
@@ -101,6 +112,17 @@ def _beside_perf(
         _judged(wanted[0], f"{mean.text} ({measured})", mean.excess(in_mean)),
         Target(wanted[1], said, reached, unclear=reached is None),
     ]
+
+
+def _floor(results: Results, work: str) -> str:
+    """What the same events cost in that work with programs that only read the clock, or ''."""
+    clock, perf = (
+        slowdown_of(results, case, work) for case in (slowdown.CLOCK, slowdown.PERF)
+    )
+    if clock is None or perf is None:
+        return ""
+    both = Beside(work, clock, perf)
+    return f" ({slowdown.CLOCK} at the same events: {both.text})"
 
 
 def _fields(results: Results) -> Target:
@@ -121,6 +143,8 @@ def _filtered(results: Results) -> Target:
         return Target(wanted, "not measured", None)
     cpu = mean_cpu(results, slowdown.FILTERED)
     more = "" if cpu is None else f"; CPU of both ends {number(cpu)} times"
+    if (empty := mean_slowdown(results, slowdown.EMPTY)) is not None:
+        more += f"; {slowdown.EMPTY} at the same events: {empty.text}"
     return _judged(wanted, ours.text + more, Mean(ours.value - 0.01, ours.error))
 
 

@@ -10,6 +10,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -178,9 +179,9 @@ def tolerating(context: Context, section: str, tool: Tool) -> Iterator[None]:
 
 
 def size_of(file: Path) -> int:
-    """Bytes of a file, or of all the files in a folder."""
+    """Bytes of a file, or of all the files in a folder; 0 where there is none."""
     inside = file.iterdir() if file.is_dir() else [file]
-    return sum(one.stat().st_size for one in inside)
+    return sum(one.stat().st_size for one in inside if one.exists())
 
 
 def cpu_seconds(pid: int) -> float:
@@ -201,6 +202,16 @@ def collect(name: str, *options: str, programs: Path = BIN) -> Tool:
         return peers.parse_collect(said)
 
     return Tool(name, argv, count)
+
+
+def bare(name: str, *words: str) -> Tool:
+    """Programs that do next to nothing, wherever `collect` attaches its own: bare_programs.py."""
+    program = str(Path(__file__).with_name("bare_programs.py"))
+
+    def argv(_file: Path) -> Sequence[str]:
+        return [sys.executable, "-I", program, "ANSWER", *words]
+
+    return Tool(name, argv, lambda _file, _said: (0, 0))
 
 
 def perf(name: str, event: str) -> Tool:

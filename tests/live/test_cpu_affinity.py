@@ -75,6 +75,49 @@ def test_collect_leaves_a_busy_cpu(tmp_path: Path) -> None:
         running.stop()
 
 
+def cpus_of(thread: int) -> set[int]:
+    return os.sched_getaffinity(thread)
+
+
+def test_the_writing_thread_stays_with_the_reader(tmp_path: Path) -> None:
+    """The kernel would send it to the other CPU each time the reader wakes it."""
+    with capturing(tmp_path / "a.pm", "--ports", "9") as running:
+        reader = running.process.pid
+        tasks = Path(f"/proc/{reader}/task")
+
+        def writers() -> list[int]:
+            """All threads but the reader that are SCHED_FIFO."""
+            threads = [int(task.name) for task in tasks.iterdir()]
+            first = [one for one in threads if os.sched_getscheduler(one) & 1]
+            return [one for one in first if one != reader]
+
+        wait_until(lambda: len(writers()) == 1, 20)
+        (writer,) = writers()
+        for cpu in CPUS:
+            with busy(cpu):
+                wait_until(lambda cpu=cpu: cpus_of(writer) == set(CPUS) - {cpu}, 20)
+        assert cpus_of(reader) == set(CPUS)
+        running.stop()
+
+
+def test_the_writing_thread_may_leave_where_there_is_much_to_do() -> None:
+    """By a thread that uses all of its CPU, in place of a flood of records."""
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        moving = Placing(lambda: sleeper.pid)
+        moving.move()
+        time.sleep(2 * cpu_affinity.INTERVAL_S)
+        moving.move()
+        assert len(cpus_of(sleeper.pid)) == 1
+        end = time.monotonic() + 10
+        while len(cpus_of(sleeper.pid)) == 1 and time.monotonic() < end:
+            moving.move()
+        assert cpus_of(sleeper.pid) == set(CPUS)
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
 def test_it_stays_where_it_was_pinned() -> None:
     os.sched_setaffinity(0, CPUS[:1])
     try:
