@@ -77,8 +77,9 @@ def _of_slowdown(results: Results) -> list[Table]:
             "Slowdown: how much longer the same work took than around it without the tool. Mean: "
             f"of the {len(steady)} kinds of work that decide, with its standard error. Worst: "
             "where it is most above perf's; both slowdowns, where perf's may be noise. Off: no "
-            "tool, beside the same before and after. Time lost: by which all the work took "
-            "longer. Reader: the process of the tool.",
+            "tool, beside the same before and after. Programs that do nothing, or read the clock: "
+            "attached where a default capture's are, so that no capture of these events costs "
+            "less. Time lost: by which all the work took longer. Reader: the process of the tool.",
         ),
         *_of_scatter(results, done, steady),
         *(

@@ -75,7 +75,8 @@ def test_percent() -> None:
 def filled(**rate_of: float) -> Results:
     """Results in which the bare work does 100 a second, and each named case what is given."""
     names = {"default": slowdown.DEFAULT, "same": slowdown.COLUMNS, "perf": slowdown.PERF,
-             "filtered": slowdown.FILTERED, "changed": slowdown.CHANGED}  # fmt: skip
+             "filtered": slowdown.FILTERED, "changed": slowdown.CHANGED,
+             "empty": slowdown.EMPTY, "clock": slowdown.CLOCK}  # fmt: skip
     results = Results(rounds=1)
     for short, rate in rate_of.items():
         case = names[short]
@@ -120,6 +121,14 @@ def test_slowdown_targets_compare_with_perf() -> None:
     assert reached(filled(default=80.0), "default capture: at most 1.0") is None
     # Where perf costs nothing there is nothing to be compared with.
     assert reached(filled(default=80.0, perf=101.0), "default capture: at most 1.0") is None
+
+
+def test_beside_a_target_that_is_missed_stands_what_bare_programs_cost() -> None:
+    results = filled(default=79.0, perf=80.0, clock=90.0, filtered=98.0, empty=98.5)
+    assert f"{slowdown.CLOCK} at the same events: 0.44" in target(results, "at most 1.0").measured
+    assert f"{slowdown.EMPTY} at the same events: 1.5 %" in target(results, "leaves out").measured
+    kept = filled(default=82.0, perf=80.0, clock=90.0)
+    assert slowdown.CLOCK not in target(kept, "at most 1.0").measured
 
 
 def test_what_scatters_decides_nothing() -> None:
