@@ -20,10 +20,11 @@ STAT = Path("/proc/stat")
 INTERVAL_S = 0.25
 ENOUGH = 0.25
 """The reader moves where another CPU is idle for more time, by this share of the time."""
-TOGETHER = 0.5
-"""The two share a CPU while the process takes at most this share of its time."""
-SOON_S = 0.02
-"""So soon after a look it sees that they need more."""
+TOGETHER, TOO_MUCH = 0.25, 0.5
+"""The two share a CPU where the process took at most the first share of its time, and until it
+takes more than the second one."""
+SOON_S = 0.002
+"""So often that is looked at, at most: a flood fills a ring within 6 ms."""
 MOST = 0.005
 """Share of the time that reading /proc/stat may take: it is long where there are many CPUs."""
 _CPUS_MAX = 8192
@@ -50,25 +51,29 @@ class Placing:
         self._next = 0.0
         self._idle_s: dict[int, float] = {}
         self._looked = self._used_s = 0.0
+        self._soon = self._soon_used_s = 0.0
+        self._is_busy = False
 
     def move(self) -> None:
         """Moves to the idlest CPU that this thread may use, if that is worth it; the writer too."""
         now = time.monotonic()
-        if now < self._next:
-            since_s = now - self._looked
-            if self._bound != self._allowed and since_s > SOON_S and not self._has_time(since_s):
+        if now - self._soon > SOON_S:
+            used_s, since_s = time.process_time(), now - self._soon
+            self._is_busy = used_s - self._soon_used_s > TOO_MUCH * since_s
+            if self._is_busy:
                 self._bind_writer(self._allowed)
+            self._soon, self._soon_used_s = now, used_s
+        if now < self._next:
             return
         self._next = now + INTERVAL_S  # also after an error
-        before_s, self._idle_s = self._idle_s, self._read_idle()
+        idle_s, self._idle_s = self._idle_s, self._read_idle()
         since_s, self._looked = now - self._looked, now
-        has_time = self._has_time(since_s)
         used_s = time.process_time()
         own_s, self._used_s = used_s - self._used_s, used_s
         spare_s = {
-            cpu: idle_s - before_s[cpu]
-            for cpu, idle_s in self._idle_s.items()
-            if cpu in self._allowed and cpu in before_s
+            cpu: now_s - idle_s[cpu]
+            for cpu, now_s in self._idle_s.items()
+            if cpu in self._allowed and cpu in idle_s
         }
         here = _this_cpu()
         if here in spare_s:
@@ -78,7 +83,8 @@ class Placing:
             if spare_s[best] - spare_s[here] > ENOUGH * since_s:
                 self._go_to(best)
                 here = _this_cpu()
-        self._bind_writer({here} if has_time else self._allowed)
+            if not self._is_busy:
+                self._bind_writer({here} if own_s <= TOGETHER * since_s else self._allowed)
         self._next = now + max(INTERVAL_S, (time.monotonic() - now) / MOST)
 
     def _go_to(self, cpu: int) -> None:
@@ -87,10 +93,6 @@ class Placing:
             os.sched_setaffinity(0, {cpu})
             # From here the kernel may move it again where it has to.
             os.sched_setaffinity(0, self._allowed)
-
-    def _has_time(self, since_s: float) -> bool:
-        """Whether the process took little enough since the last look that one CPU will do."""
-        return time.process_time() - self._used_s <= TOGETHER * since_s
 
     def _bind_writer(self, cpus: Set[int]) -> None:
         thread = self._writer()
