@@ -13,6 +13,7 @@ from tcpkmon.formats.analysis.diff import read_run
 from tests.live.test_bisect_live import SEND, SERVE
 
 
+@pytest.mark.usefixtures("default_is_proven")
 @pytest.mark.parametrize("setting", ["1", "0"])
 def test_a_run_is_captured_with_its_setting(setting: str, tmp_path: Path) -> None:
     for name, text in (("serve.py", SERVE), ("send.py", SEND)):

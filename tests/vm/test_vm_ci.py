@@ -12,7 +12,7 @@ from tests.live.ci_example import EXAMPLE, SETTING
 pytest_plugins = ["pytester"]
 
 
-@pytest.mark.usefixtures("machine_of_its_own")
+@pytest.mark.usefixtures("machine_of_its_own", "default_is_proven")
 def test_the_example_passes_and_fails(pytester: pytest.Pytester) -> None:
     """In this process: imports take an emulated CPU long."""
     setting = Path("/proc/sys", SETTING.replace(".", "/"))
