@@ -34,7 +34,7 @@ How much longer TCP's work takes. Ratios: the mean slowdown of so many kinds of 
 that of `perf record -a -e tcp:tcp_probe` in the same run; below 1 is cheaper than perf. Worst: the
 work in which it is most above perf's; both slowdowns, where perf's may be noise. Perf's columns:
 the same events with the 13 values that tcp_probe prints. Other ports: traffic that the capture's
-filter leaves out.
+filter leaves out. `-`: all work scattered too much there to decide; the page has what was seen.
 
 - [Where the time goes, and what was tried](benchmark/tried.md)
 - `sudo scripts/bench --compare main HEAD` tells which of two trees is faster.
