@@ -66,14 +66,14 @@ class Placing:
         if now < self._next:
             return
         self._next = now + INTERVAL_S  # also after an error
-        idle_s, self._idle_s = self._idle_s, self._read_idle()
+        before_s, self._idle_s = self._idle_s, self._read_idle()
         since_s, self._looked = now - self._looked, now
         used_s = time.process_time()
         own_s, self._used_s = used_s - self._used_s, used_s
         spare_s = {
-            cpu: now_s - idle_s[cpu]
-            for cpu, now_s in self._idle_s.items()
-            if cpu in self._allowed and cpu in idle_s
+            cpu: idle_s - before_s[cpu]
+            for cpu, idle_s in self._idle_s.items()
+            if cpu in self._allowed and cpu in before_s
         }
         here = _this_cpu()
         if here in spare_s:

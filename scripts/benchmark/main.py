@@ -87,7 +87,7 @@ def command(
 ) -> int:
     """Measure what tcpkmon costs, side by side with perf, bpftrace and tcpdump.
 
-    Some 15 minutes in all, on a machine that does nothing else; as root.
+    Some 17 minutes in all, on a machine that does nothing else; as root.
     """
     if between is not None:
         if docs or release or read_file:

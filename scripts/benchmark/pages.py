@@ -24,7 +24,7 @@ INDEX = """\
 # What it costs
 
 `sudo scripts/bench` measures it beside perf, bpftrace and tcpdump. Anybody can run it: it installs
-what it needs, makes network namespaces of its own, and takes some 15 minutes on a machine that
+what it needs, makes network namespaces of its own, and takes some 17 minutes on a machine that
 does nothing else. How much a capture costs depends on the CPU, so each model has a page, of the
 tree that was measured there:
 

@@ -13,6 +13,7 @@ from scripts.benchmark.means import (
     Beside,
     Mean,
     beside,
+    deciding,
     each_beside,
     mean_cpu,
     mean_slowdown,
@@ -77,6 +78,11 @@ def targets(results: Results) -> list[Target]:
     ]
 
 
+def _missing(results: Results) -> str:
+    """Why there is no mean slowdown."""
+    return "not measured" if deciding(results) else "all work scatters too much to decide"
+
+
 def _judged(wanted: str, measured: str, excess: Mean) -> Target:
     reached = within(excess)
     return Target(wanted, measured, reached, unclear=reached is None)
@@ -91,7 +97,7 @@ def _beside_perf(
     )
     mean = beside(results, case, slowdown.PERF)
     if mean is None:
-        return [Target(text, "not measured", None) for text in wanted]
+        return [Target(text, _missing(results), None) for text in wanted]
     measured = f"{mean.ours.text} against {mean.other.text}"
     cpu, perf_cpu = mean_cpu(results, case), mean_cpu(results, slowdown.PERF)
     if cpu is not None and perf_cpu is not None:
@@ -102,9 +108,9 @@ def _beside_perf(
     above = [one for one in each if within(one.excess(in_any)) is False]
     near = [one.work for one in each if within(one.excess(in_any)) is None]
     worst = above or each[:1]
-    said = "; ".join(f"{one.work}: {one.text}" for one in worst)
-    floors = [_floor(results, one.work) for one in above if case == slowdown.DEFAULT]
-    said += "".join(floor for floor in floors if floor)
+    said = "; ".join(
+        f"{one.work}: {one.text}{_floor(results, case, one.work) if above else ''}" for one in worst
+    )
     if near:
         said += f"; above it by noise or not: {'; '.join(near)}"
     reached = False if above else None if near else True
@@ -114,15 +120,12 @@ def _beside_perf(
     ]
 
 
-def _floor(results: Results, work: str) -> str:
+def _floor(results: Results, case: str, work: str) -> str:
     """What the same events cost in that work with programs that only read the clock, or ''."""
-    clock, perf = (
-        slowdown_of(results, case, work) for case in (slowdown.CLOCK, slowdown.PERF)
-    )
-    if clock is None or perf is None:
+    clock, perf = (slowdown_of(results, one, work) for one in (slowdown.CLOCK, slowdown.PERF))
+    if case != slowdown.DEFAULT or clock is None or perf is None:
         return ""
-    both = Beside(work, clock, perf)
-    return f" ({slowdown.CLOCK} at the same events: {both.text})"
+    return f" ({slowdown.CLOCK} at the same events: {Beside(work, clock, perf).text})"
 
 
 def _fields(results: Results) -> Target:
@@ -140,7 +143,7 @@ def _filtered(results: Results) -> Target:
     wanted = "other ports: traffic that the filter leaves out is slowed by at most 1 %"
     ours = mean_slowdown(results, slowdown.FILTERED)
     if ours is None:
-        return Target(wanted, "not measured", None)
+        return Target(wanted, _missing(results), None)
     cpu = mean_cpu(results, slowdown.FILTERED)
     more = "" if cpu is None else f"; CPU of both ends {number(cpu)} times"
     if (empty := mean_slowdown(results, slowdown.EMPTY)) is not None:
@@ -152,7 +155,7 @@ def _changed(results: Results) -> Target:
     wanted = "--when-changed snd_cwnd: at most 1.5 times the slowdown of other ports"
     found = beside(results, slowdown.CHANGED, slowdown.FILTERED)
     if found is None:
-        return Target(wanted, "not measured", None)
+        return Target(wanted, _missing(results), None)
     measured = f"{found.ours.text} against {found.other.text}"
     if found.other.value > 0:
         measured = f"{found.text} ({measured})"

@@ -75,10 +75,6 @@ def test_collect_leaves_a_busy_cpu(tmp_path: Path) -> None:
         running.stop()
 
 
-def cpus_of(thread: int) -> set[int]:
-    return os.sched_getaffinity(thread)
-
-
 def test_the_writing_thread_stays_with_the_reader(tmp_path: Path) -> None:
     """The kernel would send it to the other CPU each time the reader wakes it."""
     with capturing(tmp_path / "a.pm", "--ports", "9") as running:
@@ -95,8 +91,8 @@ def test_the_writing_thread_stays_with_the_reader(tmp_path: Path) -> None:
         (writer,) = writers()
         for cpu in CPUS:
             with busy(cpu):
-                wait_until(lambda cpu=cpu: cpus_of(writer) == set(CPUS) - {cpu}, 20)
-        assert cpus_of(reader) == set(CPUS)
+                wait_until(lambda cpu=cpu: os.sched_getaffinity(writer) == set(CPUS) - {cpu}, 20)
+        assert os.sched_getaffinity(reader) == set(CPUS)
         running.stop()
 
 
@@ -108,11 +104,11 @@ def test_the_writing_thread_may_leave_where_there_is_much_to_do() -> None:
         moving.move()
         time.sleep(2 * cpu_affinity.INTERVAL_S)
         moving.move()
-        assert len(cpus_of(sleeper.pid)) == 1
+        assert len(os.sched_getaffinity(sleeper.pid)) == 1
         end = time.monotonic() + 10
-        while len(cpus_of(sleeper.pid)) == 1 and time.monotonic() < end:
+        while len(os.sched_getaffinity(sleeper.pid)) == 1 and time.monotonic() < end:
             moving.move()
-        assert cpus_of(sleeper.pid) == set(CPUS)
+        assert os.sched_getaffinity(sleeper.pid) == set(CPUS)
     finally:
         sleeper.kill()
         sleeper.wait()

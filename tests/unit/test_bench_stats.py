@@ -131,6 +131,18 @@ def test_beside_a_target_that_is_missed_stands_what_bare_programs_cost() -> None
     assert slowdown.CLOCK not in target(kept, "at most 1.0").measured
 
 
+def test_where_all_work_scatters_it_says_so() -> None:
+    results = filled(default=90.0, perf=80.0, filtered=99.0)
+    assert not [one for one in targets(results) if "scatters" in one.measured]
+    for subject in WORK:
+        for rate in (80.0, 100.0, 120.0, 140.0):
+            results.add(slowdown.NAME, subject, slowdown.OFF, rate)
+            results.add(slowdown.NAME, subject, interleaved.bare(slowdown.OFF), 100.0)
+    for words in ("default capture: at most 0.6", "leaves out", "when-changed"):
+        found = target(results, words)
+        assert "all work scatters" in found.measured and found.reached is None
+
+
 def test_what_scatters_decides_nothing() -> None:
     """Off against off: one work is steady, another is not, though its median is as good."""
     results = filled(default=90.0, perf=50.0)
