@@ -20,8 +20,6 @@ SCRIPTS = {
     "bench": "scripts.benchmark.main",
     # Plans of tcpkmon bisect whose answer is known, for docs/bisect.md.
     "bisect-example": "scripts.bisect_example",
-    # Transfers with each congestion control over a test link, and which rules they keep.
-    "conform": "scripts.conformance.matrix",
     # CPU time and memory of the daemon at several rates of records, in about 90 seconds.
     "daemon-cost": "scripts.daemon_cost",
     # docs/gallery.md and its pictures, from transfers that it captures.
@@ -32,14 +30,6 @@ SCRIPTS = {
     "magnet-experiments": "scripts.magnet.page",
     # A million sockets, and records of more connections than come; writes docs/many.md.
     "many-connections": "scripts.many.main",
-    # Recorded transfers as scripts of packetdrill, played against this kernel.
-    "packetdrill": "scripts.drill.page",
-    # tcpkmon requests beside what redis, nginx, PostgreSQL and clients log themselves.
-    "request-truths": "scripts.requests_truth.main",
-    # The daemon under changing load while it is reloaded, killed and short of disk.
-    "soak": "scripts.soaking.main",
-    # How often tcpkmon why finds the limit of connections whose limit was made.
-    "why-scenarios": "scripts.why.main",
 }
 
 

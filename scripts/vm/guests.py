@@ -219,7 +219,7 @@ def show_failures(release: str, results: Path) -> None:
 
 
 def keep_seen(release: str, results: Path) -> None:
-    """Keeps what was seen, for scripts/kernels, scripts/conform and scripts/packetdrill; adds
+    """Keeps what was seen, for scripts/kernels and `scripts/test --truth`; adds
     earlier records of ways that are the same."""
     for name in ("conform", "drill"):
         if (found := results / f"{name}.json").exists():

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scripts.why.judging import play
-from scripts.why.scenarios import SCENARIOS
+from tests.truth.why.judging import play
+from tests.truth.why.scenarios import SCENARIOS
 
 
 def test_assertions_on_a_small_receive_buffer(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tcpkmon conform on transfers over a test link: no false alarm, and what breaks a rule for real.
 
-scripts/conform plays all paths with all congestion controls.
+scripts/test --truth conform plays all paths with all congestion controls.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.conformance import breaks
-from scripts.conformance.control import Control, registered
-from scripts.conformance.plays import Judged, judge, play
 from tcpkmon.formats.analysis.conform import RULES
 from tests.full import first
+from tests.truth.conform import breaks
+from tests.truth.conform.control import Control, registered
+from tests.truth.conform.plays import Judged, judge, play
 
 ALWAYS = ("repair", "many cuts")
 """One of each kind; --full plays the others too."""

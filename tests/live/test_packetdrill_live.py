@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tcpkmon packetdrill: scripts of real transfers pass on this kernel, and fail where it is changed.
 
-The player of scripts/drill plays them, and packetdrill where it is installed. A machine that is
+The player of tests/truth/drill plays them, and packetdrill where it is installed. A machine that is
 busy delays packets, so that a script may fail once: one of three plays passes.
 """
 
@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from scripts.drill.language import ScriptError
-from scripts.drill.page import SYNS, play_real, record, script_of, try_play
-from scripts.drill.player import play
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.commands.packetdrill import command
 from tcpkmon.formats.export.packetdrill import Options, find_event, read_connection, reading
+from tests.truth.drill.language import ScriptError
+from tests.truth.drill.page import SYNS, play_real, record, script_of, try_play
+from tests.truth.drill.player import play
 
 PROGRAM = shutil.which("packetdrill")
 TRIES = 3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tcpkmon requests beside redis's own log; all cases of scripts/request-truths with --full."""
+"""tcpkmon requests beside redis's own log; all cases of tests/truth/requests with --full."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from scripts.requests_truth import redis
-from scripts.requests_truth.cases import CASES, Case
-from scripts.requests_truth.judging import play
+from tests.truth.requests import redis
+from tests.truth.requests.cases import CASES, Case
+from tests.truth.requests.judging import play
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -22,7 +22,6 @@ def check(case: Case) -> None:
     if not shutil.which(case.program, path="/usr/bin:/usr/sbin:/bin"):
         pytest.skip(f"{case.program} is missing")
     with TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)  # postgres is another user
         judged = play(case, Path(folder) / "case")
     assert judged.made
     assert judged.wrong == []

@@ -13,11 +13,11 @@ import pytest
 from capturing import Records, capturing, join, listening, read, within
 from test_oracle_ss import BBR, EVERY, at_rest, us
 
-from scripts.why.judging import play
-from scripts.why.scenarios import SCENARIOS
 from tcpkmon.collector.lab.lab import Bottleneck, Lab
 from tcpkmon.collector.lab.link import Link, Way
 from tests.full import first
+from tests.truth.why.judging import play
+from tests.truth.why.scenarios import SCENARIOS
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 

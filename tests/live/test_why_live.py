@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tcpkmon why on connections whose limit was made: a few of scripts/why-scenarios."""
+"""tcpkmon why on connections whose limit was made: a few of scripts/test --truth why."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts.why.judging import play
-from scripts.why.scenarios import SCENARIOS
-from scripts.why.transfers import PROGRAMS, TRANSFERS, Transfer, say
-from scripts.why.unseen import UNSEEN
 from tcpkmon.formats.analysis.why import connections, rows_of
 from tests.full import first
+from tests.truth.why.judging import play
+from tests.truth.why.scenarios import SCENARIOS
+from tests.truth.why.transfers import PROGRAMS, TRANSFERS, Transfer, say
+from tests.truth.why.unseen import UNSEEN
 
 LEAST = 0.9
 BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, *UNSEEN)}

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from scripts.conformance.matrix import PAGE, rules_table
 from tcpkmon.formats.analysis.check.capture import Capture
 from tcpkmon.formats.analysis.check.span import Proof
 from tcpkmon.formats.analysis.conform import RULES, Verdicts, conform
@@ -22,6 +21,7 @@ from tcpkmon.formats.commands import proof
 from tcpkmon.formats.commands.conform import command
 from tcpkmon.formats.psc.columns import Column, entry_dtype
 from tcpkmon.formats.psc.header import encode_header, writer_header
+from tests.truth.conform.matrix import PAGE, rules_table
 from tests.unit.captures import columns_for
 from tests.unit.why_capture import CLOCK, DEFAULT
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from scripts.drill.language import Asserts, Packet, ScriptError, parse
 from tcpkmon.formats.base.errors import FileError, UsageError
 from tcpkmon.formats.commands.packetdrill import command
 from tcpkmon.formats.export.packetdrill import Options, Recorded, find_event, make_script
 from tcpkmon.formats.export.packetdrill.reading import NEEDED, Row
 from tcpkmon.formats.export.packetdrill.sacks import Board
+from tests.truth.drill.language import Asserts, Packet, ScriptError, parse
 from tests.unit.why_capture import write_capture
 
 MSS = 1000

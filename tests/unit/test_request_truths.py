@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts/request-truths compares: a wrong row is found, a right one is not blamed."""
+"""What scripts/test --truth requests compares: a wrong row is found, a right one is not blamed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from scripts.requests_truth import judging
-from scripts.requests_truth.cases import Case
-from scripts.requests_truth.truth import Exchange, bounds, largest
+from tests.truth.requests import judging
+from tests.truth.requests.cases import Case
+from tests.truth.requests.truth import Exchange, bounds, largest
 
 MS = 1_000_000
 SERVER, CLIENT = 7000, 40000

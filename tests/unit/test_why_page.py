@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from scripts.why.judging import Judged
-from scripts.why.page import page
+from tests.truth.why.judging import Judged
+from tests.truth.why.page import page
 
 MACHINE = {"cpu": "a CPU", "kernel": "6.1"}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The witnesses of scripts/why: spans of known truth from a link's trace."""
+"""The witnesses of tests/truth/why: spans of known truth from a link's trace."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scripts.why import chronograph, witness
-from scripts.why.chronograph import Sample
 from tcpkmon.collector.lab.link import FATES, NOTE
+from tests.truth.why import chronograph, witness
+from tests.truth.why.chronograph import Sample
 
 LOST, DOWN = FATES.index("random"), FATES.index("down")
 FIN, SYN, ACK = 1, 2, 16

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tcpkmon conform in a guest: no false alarm with its kernel's congestion controls, and what breaks
-rules for real breaks them there too. scripts/conform puts the counts into docs/conformance.md."""
+rules for real breaks them there too. `scripts/test --truth conform` puts the counts into
+docs/conformance.md."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.conformance import breaks
-from scripts.conformance.matrix import Tally
-from scripts.conformance.plays import Judged, judge, play_all
 from tcpkmon.collector.lab.endpoint import congestion_controls
+from tests.truth.conform import breaks
+from tests.truth.conform.matrix import Tally
+from tests.truth.conform.plays import Judged, judge, play_all
 
 _tallies: dict[str, Tally] = {}
 _broken: dict[str, list[str]] = {}

@@ -4,7 +4,8 @@ behaves otherwise.
 
 The difference is known: since Linux 6.5 the first SYNs are sent again each second, and no longer
 after 1, 2 and 4 s (tcp_syn_linear_timeouts). tests/vm/syns has scripts that this test made in
-guests, named by their kernels. scripts/packetdrill puts what is found into docs/packetdrill.md.
+guests, named by their kernels. `scripts/test --truth packetdrill` puts what is found into
+docs/packetdrill.md.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.drill.page import SYNS, record, script_of, try_play
 from scripts.vm.kernels import version_key
 from tcpkmon.formats.export.packetdrill import Options
+from tests.truth.drill.page import SYNS, record, script_of, try_play
 
 TOLERANCE_US = 400_000
 """An emulated CPU is slow; the kernels differ by a second."""

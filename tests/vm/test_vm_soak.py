@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-SOAK = Path(__file__).resolve().parents[2] / "scripts/soak"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.usefixtures("machine_of_its_own")
 def test_clock_and_cpus_change_under_a_daemon(tmp_path: Path) -> None:
     report = Path(os.environ.get("TCPKMON_RESULTS", tmp_path)) / "soak.log"
     with report.open("w") as log:
-        words = [sys.executable, "-I", str(SOAK), "--minutes", "0.8", "--guest"]
+        words = [sys.executable, "-m", "tests.truth", "soak", "--minutes", "0.8", "--guest"]
         done = subprocess.run(words, stdout=log, stderr=log, timeout=400, check=False)
     assert done.returncode == 0, report.read_text()

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.why.judging import play
-from scripts.why.unseen import UNSEEN
-from scripts.why.unseen_more import UNSEEN_MORE
+from tests.truth.why.judging import play
+from tests.truth.why.unseen import UNSEEN
+from tests.truth.why.unseen_more import UNSEEN_MORE
 
 BY_NAME = {scenario.name: scenario for scenario in (*UNSEEN, *UNSEEN_MORE)}
 LEAST = 0.6
