@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command tcpkmon metrics: tells Prometheus or OpenTelemetry what running captures count."""
+"""The command tcpkmon metrics: tells Prometheus what running captures count."""
 
 from __future__ import annotations
 
@@ -9,22 +9,14 @@ import os
 import socket
 import stat
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from tcpkmon.collector.commands.metrics_file import TextFile
-from tcpkmon.collector.commands.otlp import Sender
-from tcpkmon.collector.metrics.endpoint import check_endpoint
 from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.errors import FileError, PrivilegeError, TcpkmonError, UsageError
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 GROUP = "tcpkmon"
 _MODE = 0o660
@@ -33,41 +25,36 @@ _MODE = 0o660
 @click.command("metrics")
 @click.option("--listen", metavar="unix:PATH|127.0.0.1:PORT", help="Serve OpenMetrics here.")
 @click.option("--textfile", metavar="FILE", help="Write FILE for node_exporter, again and again.")
-@click.option("--otlp", metavar="URL",
-              help="Send them to this endpoint by OTLP over HTTP, again and again: "
-              "http://127.0.0.1:4318/v1/metrics.")
 @click.option("--interval", type=click.FloatRange(1, 3600), default=15.0, show_default=True,
-              metavar="S", help="How often FILE is written, and URL is sent to.")
-@click.option("--once", is_flag=True, help="Print the metrics, write FILE or send to URL, once.")
+              metavar="S", help="How often FILE is written.")
+@click.option("--once", is_flag=True, help="Print the metrics, or write FILE, once.")
 @click.option("--group", metavar="NAME",
               help="As root: the group to be in, which may control the captures.  "
               f"[default: {GROUP}, where there is one]")
 @click.option("--until-eof", is_flag=True,
               help="End when standard input does: whoever started this is gone.")
 def command(
-    listen: str | None, textfile: str | None, otlp: str | None, interval: float, once: bool,
-    group: str | None, until_eof: bool,
+    listen: str | None, textfile: str | None, interval: float, once: bool, group: str | None,
+    until_eof: bool,
 ) -> int:  # fmt: skip
     """Tell Prometheus what the running captures count: losses, rings, and TCP's behaviour.
 
     It asks the captures when it is scraped. It needs no privilege but to be in the group that
     collect --control-group names; without that it gets the public counts alone. Started as root,
     it becomes the user tcpkmon, or nobody's, once its socket is open, unless it only prints. FILE
-    is then written as the owner of its folder. It listens on this machine alone, and sends to URL
-    alone. Nothing it says holds an address, a port or a process id.
+    is then written as the owner of its folder. It listens on this machine alone. Nothing it says
+    holds an address, a port or a process id.
     """
     if once and listen:
         raise UsageError("--once serves nothing", "leave out --listen")
-    if not (once or listen or textfile or otlp):
-        raise UsageError("there is nothing to do", "add --listen, --textfile, --otlp or --once")
-    if otlp:
-        check_endpoint(otlp)
+    if not (once or listen or textfile):
+        raise UsageError("there is nothing to do", "add --listen, --textfile or --once")
+    from prometheus_client import generate_latest
+
     from tcpkmon.collector.commands.openmetrics import make_registry
 
     registry = make_registry()
-    if once and not (textfile or otlp):
-        from prometheus_client import generate_latest
-
+    if once and not textfile:
         click.echo(generate_latest(registry), nl=False)
         return 0
     from tcpkmon.collector.control.client import find_collectors
@@ -81,40 +68,25 @@ def command(
             find_collectors()
         except PrivilegeError as error:
             say("; ".join(f"tcpkmon metrics: {line}" for line in error.lines()))
-        sender = Sender(registry, otlp) if otlp else None
-        if sender is not None:
-            stack.callback(sender.close)
         if once:
-            if file is not None:
-                write(registry, file)
-            return 0 if sender is None or sender.send() else 1
+            assert file is not None
+            file.write(generate_latest(registry))
+            return 0
         if listen and listen.startswith("unix:"):
             stack.callback(_remove, listen.removeprefix("unix:"))
         import asyncio
 
         from tcpkmon.collector.commands.metrics_server import serve
 
-        writes: list[Callable[[], object]] = []
-        if file is not None:
-            writes.append(partial(write, registry, file))
-        if sender is not None:
-            writes.append(sender.send)
         with suppress(asyncio.CancelledError):
             until = sys.stdin.fileno() if until_eof else None
-            asyncio.run(serve(registry, listener, writes, interval, until))
+            asyncio.run(serve(registry, listener, file, interval, until))
     return 0
 
 
 def _remove(path: str) -> None:
     with suppress(OSError):  # who gave up root may not
         os.unlink(path)
-
-
-def write(registry: CollectorRegistry, file: TextFile) -> None:
-    """Write the file for node_exporter. FileError."""
-    from prometheus_client import generate_latest
-
-    file.write(generate_latest(registry))
 
 
 def open_listener(text: str, gid: int | None = None) -> socket.socket:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+
+    from tcpkmon.collector.commands.metrics_file import TextFile
 
 CLIENT_S = 10.0
 MOST_CLIENTS = 64
@@ -28,30 +30,31 @@ Answer = Callable[[str], tuple[bytes, str]]
 async def serve(
     registry: CollectorRegistry,
     listener: socket.socket | None,
-    writes: Sequence[Callable[[], object]],
+    file: TextFile | None,
     interval_s: float,
     until: int | None = None,
 ) -> None:
-    """Serve, and write each interval_s, until Ctrl-C. Raises what they raise.
+    """Serve, and write the file each interval_s, until Ctrl-C. FileError.
 
     until: it ends, with CancelledError, when this descriptor, a pipe's, has no writer any more.
     """
+    from prometheus_client import generate_latest
     from prometheus_client.exposition import choose_encoder
 
     def answer(accept: str) -> tuple[bytes, str]:
         encoder, kind = choose_encoder(accept)
         return encoder(registry), kind
 
-    async def keep_writing(write: Callable[[], object]) -> None:
+    async def keep_writing(file: TextFile) -> None:
         while True:
             next_s = time.monotonic() + interval_s
-            await asyncio.to_thread(write)
+            await asyncio.to_thread(lambda: file.write(generate_latest(registry)))
             await asyncio.sleep(max(0.0, next_s - time.monotonic()))
 
     this = asyncio.current_task()
     if until is not None and this is not None:
         asyncio.get_running_loop().add_reader(until, this.cancel)
-    tasks = [keep_writing(write) for write in writes]
+    tasks = [keep_writing(file)] if file is not None else []
     if listener is not None:
         tasks.append(Server(listener, answer).run())
     await asyncio.gather(*tasks)

@@ -19,13 +19,13 @@ from typing import Any
 from tcpkmon.collector.control.access import find_group
 from tcpkmon.collector.daemon.toml_files import MOST_TOLD, ConfigError, Sources
 from tcpkmon.collector.daemon.toml_lines import Keys
-from tcpkmon.collector.metrics.endpoint import check_endpoint
 from tcpkmon.collector.plan.choice import check_names
 from tcpkmon.collector.plan.filters import Filters, parse
 from tcpkmon.collector.plan.options import Convert, make_part, options_of, path, tables_of, text
 from tcpkmon.collector.plan.request import Request, check_request, make_request
 from tcpkmon.collector.plan.schema_sources import Source, find_sources
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.formats.base.removed import find_in_toml
 from tcpkmon.formats.schema import suggest
 
 OUTPUT = Path("/var/lib/tcpkmon")
@@ -60,7 +60,6 @@ PARTS = {name: _keys_of(kind) for name, kind in tables_of(Request).items()}
 OTHERS: dict[str, dict[str, tuple[str, Convert]]] = {
     "metrics": {
         "listen": ("listen", _listen), "textfile": ("textfile", path),
-        "otlp": ("otlp", lambda value: check_endpoint(text(value))),
     },
     "control": {"group": ("group", lambda value: find_group(text(value)))},
 }
@@ -128,7 +127,8 @@ class _Checker:
             return {}
         for key in value:
             if key not in known:
-                self.add((*keys, key), f"no such key{suggest(key, known)}")
+                removed = find_in_toml((*keys, key), value[key])
+                self.add((*keys, key), removed or f"no such key{suggest(key, known)}")
         return {key: value[key] for key in known if key in value}
 
     def values(
@@ -139,6 +139,8 @@ class _Checker:
         for key, (name, convert) in known.items():
             with self.at((*keys, key)):
                 if key in table:
+                    if removed := find_in_toml((*keys, key), table[key]):
+                        raise UsageError(removed)
                     value = convert(table[key])
                     found.update({name: value} if name else value)
         return found

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a capture counts of its TCP connections, for the metrics and for tcpkmon top."""
 
-__all__ = ["endpoint", "watching", "words"]
+__all__ = ["watching", "words"]

@@ -22,6 +22,7 @@ __all__ = [
     "ports",
     "reader",
     "reconciled",
+    "removed",
     "restore",
     "segments",
     "sequence",

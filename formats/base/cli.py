@@ -14,6 +14,7 @@ from click.shell_completion import shell_complete
 
 from tcpkmon.formats.base.errors import FileError, TcpkmonError, UsageError
 from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.removed import find_in_words
 
 INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -35,8 +36,9 @@ def run(command: click.Command, args: Sequence[str] | None = None, prog: str = "
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A character that the locale cannot show must not end the command.
         sys.stdout.reconfigure(errors="backslashreplace")
+    words = list(sys.argv[1:] if args is None else args)
     try:
-        code = _invoke(command, list(sys.argv[1:] if args is None else args), name)
+        code = _invoke(command, words, name)
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
@@ -45,9 +47,13 @@ def run(command: click.Command, args: Sequence[str] | None = None, prog: str = "
     except BrokenPipeError:
         _silence(sys.stdout)
         return BROKEN_PIPE
-    except click.ClickException as error:
-        return _report_click(error, name)
-    except TcpkmonError as error:
+    except (click.ClickException, TcpkmonError) as error:
+        is_usage = error.exit_code == UsageError.exit_code
+        if is_usage and (answer := find_in_words([*name.split(), *words])):
+            say(answer)
+            return UsageError.exit_code
+        if isinstance(error, click.ClickException):
+            return _report_click(error, name)
         return _report(error, name)
     except OSError as error:
         _silence_if_stuck(sys.stdout)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import subprocess
@@ -96,13 +95,3 @@ def test_a_capture_without_connections_says_so(tmp_path: Path) -> None:
         tcpkmon.open(tmp_path / "none")
     with pytest.raises(tcpkmon.UsageError, match="a PSC file, not a log of events"):
         tcpkmon.latency(write_capture(tmp_path / "run.pm", 100, 2))
-
-
-def test_the_old_names_warn(capture: Path) -> None:
-    from tcpkmon import formats
-
-    with pytest.warns(DeprecationWarning, match=r"tcpkmon\.open"), formats.open(capture) as reader:
-        assert reader.lost == 0
-    with pytest.warns(DeprecationWarning, match=r"tcpkmon\.collect"):
-        old = importlib.import_module("tcpkmon.collector.klogger")
-    assert old.start is importlib.import_module("tcpkmon.collector.capturing").start
