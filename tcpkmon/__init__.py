@@ -118,13 +118,14 @@ def requests(*paths: PathLike) -> DataFrame:
 
 
 def sql(query: str, *paths: PathLike) -> Any:
-    """What a query over the tables of captures says, as a pyarrow.Table; docs/tables.md has them.
+    """What a query over the tables of captures, or of a dataset, says, as a pyarrow.Table;
+    docs/tables.md has them.
 
     query: as DuckDB understands it. UsageError where DuckDB refuses it, or is not installed.
     """
-    from tcpkmon.formats.tables import Query
+    from tcpkmon.formats.dataset import open_query
 
-    with Query(_listed(paths)) as asked:
+    with open_query([os.fspath(path) for path in paths]) as asked:
         return asked.run(query).read_all()
 
 

@@ -6,6 +6,9 @@
 
 The guard has the worker's rights and may fork; it reads nothing. Where it is killed itself, the
 worker goes on, and nobody starts another: check() tells.
+
+They end with the process that made them, also where somebody stopped them (SIGSTOP): the kernel
+continues the guard then (PR_SET_PDEATHSIG), and the guard its worker.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from tcpkmon.collector.linux.confinement import deny_calls
+from tcpkmon.collector.linux.syscalls import call_libc
 from tcpkmon.collector.linux.waiting import readable
 from tcpkmon.formats.base.closing import Closing
 from tcpkmon.formats.base.errors import KernelError
@@ -30,6 +35,9 @@ _WAITS_S = (0.0, 0.2, 1.0, 2.0)
 _MOST_ROW = 20
 """After so many without a piece of work done none is started: nobody waits for ever at the end."""
 STEADY_S = 60.0
+_PR_SET_PDEATHSIG = 1
+_LOOK_S = 1.0
+"""How often close() looks whether somebody stopped them."""
 
 
 Live = Callable[[int, int, Callable[[bool], None]], None]
@@ -73,11 +81,14 @@ class Lasting(Closing):
     def _guard(
         self, live: Live, begin: Callable[[], int], confine: Callable[[], None]
     ) -> None:
-        deaths = row = done = 0
+        deaths = row = done = pid = 0
+        signal.signal(signal.SIGCONT, lambda *_: os.kill(pid, signal.SIGCONT) if pid else None)
+        call_libc("prctl", _PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
         while True:
             began_s, fd = time.monotonic(), begin()
             pid = os.fork()
             if not pid:
+                signal.signal(signal.SIGCONT, signal.SIG_DFL)
                 self._work(partial(live, fd, deaths, self._busy), confine)
             if fd >= 0:
                 os.close(fd)
@@ -135,13 +146,31 @@ class Lasting(Closing):
             raise KernelError(f"{self.what} was killed {times}, and started again")
 
     def close(self) -> None:
-        """Wait for their end. They end when there is no work any more: see live()."""
+        """Wait for their end. They end when there is no work any more: see live().
+
+        Stopped ones (SIGSTOP) are left to the end of this process."""
         if self._pid:
-            with suppress(OSError):
-                os.read(self._life, 1)
+            while not readable([self._life], _LOOK_S):
+                below = (self._pid, *_children(self._pid))
+                if stopped := [pid for pid in below if _is_stopped(pid)]:
+                    _tell(f"{self.what} is stopped (process {stopped[0]}) and is left behind")
+                    break
+            else:
+                os.waitpid(self._pid, 0)
             os.close(self._life)
-            os.waitpid(self._pid, 0)
             self._pid = 0
+
+
+def _children(pid: int) -> list[int]:
+    with suppress(OSError):
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def _is_stopped(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "T"
+    return False
 
 
 def _tell(text: str) -> None:

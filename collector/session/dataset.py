@@ -44,6 +44,8 @@ class Adder:
         except OSError as error:
             hint = "make the folder of the dataset first: its owner gets the files"
             raise FileError(f"{path}: {error.strerror}", hint) from error
+        self._place = f"/proc/self/fd/{self.place}"
+        """The folder that was opened: its path may lead elsewhere by now."""
         self._left: list[str] = []
         """Names that are tried again: the dataset could not be written."""
         self._workers = 0
@@ -105,9 +107,10 @@ class Adder:
 
         try:
             with self._opened(name) as path:
-                add(Store(self._path), path, name=name)
+                add(Store(self._place, self._path), path, name=name)
         except (OSError, TcpkmonError) as error:
             why = (isinstance(error, OSError) and error.strerror) or str(error)
+            why = why.replace(self._place, self._path)
             tell(f"{name} is not added to the dataset: {_NAMED.sub(name, why)}")
             return not isinstance(error, StoreError)
         return True

@@ -13,7 +13,7 @@ from typing import Any
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.files import file_or_stdout
-from tcpkmon.formats.base.text import quote_csv
+from tcpkmon.formats.base.text import quote_csv, quote_spreadsheet
 
 BINARY = ("parquet", "arrow")
 """What table_file writes."""
@@ -46,8 +46,9 @@ class Rows:
     digits: int = 0
 
     def write(self, form: str, output: Path | None, force: bool = False) -> None:
-        """Write them to a file, or stdout. form: table, csv or json. FileError."""
-        lines = {"csv": self.csv, "json": self.json, "table": self.table}[form]()
+        """Write them to a file, or stdout. form: table, csv, spreadsheet or json. FileError."""
+        lines = {"csv": self.csv, "spreadsheet": self.spreadsheet, "json": self.json,
+                 "table": self.table}[form]()  # fmt: skip
         with file_or_stdout(output, force) as out:
             for line in lines:
                 out.write(line.encode("utf-8", "backslashreplace") + b"\n")
@@ -56,6 +57,14 @@ class Rows:
         """A line for the names, and one for each row."""
         for row in itertools.chain([self.names], self.rows):
             yield ",".join(quote_csv(self.cell(value)) for value in row)
+
+    def spreadsheet(self) -> Iterator[str]:
+        """CSV in which spreadsheet programs take no text for a formula."""
+        for row in itertools.chain([self.names], self.rows):
+            yield ",".join(
+                (quote_spreadsheet if isinstance(value, str) else quote_csv)(self.cell(value))
+                for value in row
+            )
 
     def json(self) -> Iterator[str]:
         """A line for each row."""

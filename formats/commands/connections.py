@@ -103,11 +103,15 @@ def _read(files: tuple[Path, ...]) -> tuple[dict[str, Any], int]:
     return {name: np.concatenate([one[name] for one in tables]) for name in tables[0]}, code
 
 
-_IF_TOLD = ("start", "comm", "unit", "container", "pod", "protocols")
+_IF_TOLD = ("start", "comm", "unit", "container", "pod", "cgroup_path", "protocols")
 
 
 def _is_told(name: str, table: dict[str, Any]) -> bool:
-    """Whether a column says something: text that is null everywhere does not."""
+    """Whether a column says something: text that is null everywhere does not, nor does a path that
+    the unit has."""
+    if name == "cgroup_path":
+        owners = zip(table[name], table["unit"], table["container"], strict=True)
+        return any(path and not (unit or container) for path, unit, container in owners)
     return name not in _IF_TOLD or any(value is not None for value in table[name])
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 PATH = click.Path(readable=False, path_type=Path)
 """A file or folder; whoever opens it says better than click why that fails."""
-FORMS = ("table", "csv", "json", "parquet", "arrow")
+FORMS = ("table", "csv", "spreadsheet", "json", "parquet", "arrow")
 files_argument = click.argument("files", metavar="FILE...", nargs=-1, required=True, type=PATH)
 form_option = click.option(
     "--format", "form", type=click.Choice(FORMS),

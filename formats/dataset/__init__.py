@@ -6,13 +6,15 @@ adding    tables of a capture, put there once and whole
 keeping   fewer files, what is missing, what is too old
 engines   DuckDB here, Spark there; which files of a dataset they get
 queries   questions, expressed once for all engines
+asked_sql questions in SQL, to its tables as they are
 """
 
 from tcpkmon.formats.dataset.adding import TABLES, USUAL, Added, add
+from tcpkmon.formats.dataset.asked_sql import DatasetQuery, open_query
 from tcpkmon.formats.dataset.engines import Files, opened
 from tcpkmon.formats.dataset.keeping import check, compact, drop
 from tcpkmon.formats.dataset.queries import QUERIES, ask, sql_of
 from tcpkmon.formats.dataset.store import Store, StoreError
 
-__all__ = ["QUERIES", "TABLES", "USUAL", "Added", "Files", "Store", "StoreError", "add", "ask",
-           "check", "compact", "drop", "opened", "sql_of"]  # fmt: skip
+__all__ = ["QUERIES", "TABLES", "USUAL", "Added", "DatasetQuery", "Files", "Store", "StoreError",
+           "add", "ask", "check", "compact", "drop", "open_query", "opened", "sql_of"]  # fmt: skip

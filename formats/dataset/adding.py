@@ -56,7 +56,7 @@ def add(
             return Added(about["segment_id"], {})
         views, rows = views_of(opened), {}
         facts = {one: about[one] for one in ("kernel", "system", "mono_ns", "real_ns")}
-        facts["segments"] = [about["segment_id"]]
+        facts |= {"segments": [about["segment_id"]], "host": about["host"], "date": about["date"]}
         for table in tables:
             if table not in views:
                 continue

@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from datetime import date
+from typing import Any
+from urllib.parse import quote
 
 from tcpkmon.formats.base.arrow import import_pyarrow
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
-from tcpkmon.formats.dataset.store import Part, Store
+from tcpkmon.formats.dataset.store import Part, Store, twice
 
 
 def compact(store: Store) -> int:
     """Merge the files of each table, day and host into one; returns how many were merged.
 
     The new file names those that it replaces, so that a reader of ours counts no row twice, and the
-    next run deletes what a killed one left. Other readers must wait until it is over.
+    next run deletes what a killed one left. Other readers must wait until it is over. DamagedError:
+    a file is not as it was written, or a segment is there twice; nothing of it is merged.
     """
     pyarrow = import_pyarrow()
     folders: dict[str, list[Part]] = {}
@@ -31,7 +35,8 @@ def compact(store: Store) -> int:
                     store.delete(Part(f"{folder}/{name}"))
         if len(parts) == 1:
             continue
-        tables = [store.read(part) for part in parts]
+        store.refuse_twice(parts)
+        tables = [table for part in parts for table in store.row_groups(part)]
         table = pyarrow.concat_tables(tables, promote_options="default")
         keys = [(name, "ascending") for name in ("segment_id", "conn_id", "start_ns")
                 if name in table.column_names]  # fmt: skip
@@ -48,40 +53,47 @@ def compact(store: Store) -> int:
 
 
 def check(store: Store) -> Iterator[str]:
-    """What is missing or damaged, a sentence each. Reads all footers, and the table settings."""
-    told: dict[str, set[str]] = {}
+    """What is missing, damaged or there twice, a sentence each. It reads all files."""
+    rows: dict[tuple[str, str, str], int] = {}
     numbers: dict[tuple[str, str], list[int]] = {}
-    parts, bad = store.parts(check=False), set[Part]()
-    for part in parts:
+    known: list[tuple[Part, dict[str, Any]]] = []
+    there: Counter[tuple[str, str, str]] = Counter()
+    for part in store.parts(check=False):
+        day_and_host = part.folder.partition("/")[2]
         try:
-            store.about(part)
-            if part.table != "settings":
-                continue
-            rows = store.read(part).to_pylist()
+            about = store.about(part)
+            known.append((part, about))
+            there.update({(day_and_host, part.table, name): 0 for name in about["segments"]})
+            for table in store.row_groups(part):
+                counted = table["segment_id"].value_counts().to_pylist()
+                there.update({(day_and_host, part.table, one["values"]): one["counts"]
+                              for one in counted})  # fmt: skip
+                for row in table.to_pylist() if part.table == "settings" else ():
+                    told = {"settings": 1, **json.loads(row["rows"])}
+                    rows |= {(day_and_host, name, row["segment_id"]): count
+                             for name, count in told.items()}  # fmt: skip
+                    if row["number"] is not None:
+                        host = part.folder.rpartition("/host=")[2]
+                        numbers.setdefault((host, row["capture_id"]), []).append(row["number"])
+                    if not row["proven"]:
+                        yield f"{row['file']} of {day_and_host}: {row['verdict']}"
         except TcpkmonError as error:
-            bad.add(part)
             yield error.message
             continue
-        for row in rows:
-            key = f"{part.folder.partition('/')[2]}/{row['segment_id']}"
-            told[key] = {name for name, count in json.loads(row["rows"]).items()}
-            if row["number"] is not None:
-                host = part.folder.rpartition("/host=")[2]
-                numbers.setdefault((host, row["capture_id"]), []).append(row["number"])
-            if not row["proven"]:
-                yield f"{row['file']} of {part.folder.partition('/')[2]}: {row['verdict']}"
-    there: dict[str, set[str]] = {}
-    for part in parts:
-        if part.table == "settings" or part in bad:
-            continue
-        folder = part.folder.partition("/")[2]
-        for name in store.about(part)["segments"]:
-            there.setdefault(f"{folder}/{name}", set()).add(part.table)
-    for key in sorted(there.keys() - told.keys()):
-        yield f"{key} was not added to its end: add it again"
-    for key, tables in sorted(told.items()):
-        for lost in sorted(tables - there.get(key, set())):
-            yield f"{key} lacks its file of the table {lost}"
+        written = f"date={about.get('date')}/host={quote(about.get('host') or '', safe='')}"
+        if "host" in about and written != day_and_host:
+            yield f"{part.key} is in another place than it was written for: {written}"
+    yield from twice(known)
+    added = {(place, segment) for place, table, segment in rows if table == "settings"}
+    for place, segment in sorted({(place, one) for place, _, one in there} - added):
+        yield f"{place}/{segment} was not added to its end: add it again"
+    for key, count in sorted(rows.items()):
+        place, name, segment = key
+        if key not in there:
+            yield f"{place}/{segment} lacks its file of the table {name}"
+        elif there[key] != count:
+            yield (f"{place}/{segment} has {there[key]:,} rows in the table {name}; "
+                   f"{count:,} were added")  # fmt: skip
     for (host, capture), some in sorted(numbers.items()):
         for gap in sorted(set(range(min(some), max(some))) - set(some)):
             yield f"host {host}: segment {gap} of capture {capture} is missing"

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +22,8 @@ VERSION = 1
 ROW_GROUP = 122_880
 """DuckDB's unit of work."""
 _META = b"tcpkmon"
+_AT_ONCE = 16
+"""Footers that are read at a time: a far store answers late."""
 
 
 class StoreError(FileError):
@@ -57,11 +61,12 @@ class Part:
 class Store:
     """A dataset at a path or URL (s3://bucket/prefix?endpoint_override=...). UsageError."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, name: str = "") -> None:
+        """name: for people, where the place is that of a descriptor."""
         import_pyarrow()
         from pyarrow import fs
 
-        self.url = place
+        self.url = name or place
         with _told(place):
             if "://" in place:
                 self.files, self.base = fs.FileSystem.from_uri(place)
@@ -116,6 +121,34 @@ class Store:
                              "install that version")  # fmt: skip
         return told
 
+    def abouts(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
+        """What each of them says of itself. DamagedError, UsageError."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(self.about, parts))
+
+    def refuse_twice(self, parts: Sequence[Part]) -> None:
+        """DamagedError where two of these files of one table have the same segment."""
+        for text in twice(zip(parts, self.abouts(parts), strict=True)):
+            raise DamagedError(f"{self.url}: {text}",
+                               "delete one of them; tcpkmon dataset check lists all")  # fmt: skip
+
+    def row_groups(self, part: Part) -> Iterator[Any]:
+        """All of a file, a pyarrow.Table for each row group. DamagedError: it cannot be read, or it
+        is not as it was written."""
+        from pyarrow import parquet
+
+        with _told(f"{self.url}: {part.key}"):
+            file = parquet.ParquetFile(f"{self.base}/{part.key}", filesystem=self.files)
+            told = json.loads((file.metadata.metadata or {}).get(_META, b"{}")).get("digest")
+            digest = hashlib.sha256()
+            for number in range(file.metadata.num_row_groups):
+                table = file.read_row_group(number)
+                _hash(table, digest)
+                yield table
+        if told not in (None, digest.hexdigest()):
+            raise DamagedError(f"{self.url}: {part.key} is not as it was written: another program "
+                               "changed it, or the disk did", "add its captures again")  # fmt: skip
+
     def read(self, part: Part, columns: Sequence[str] | None = None) -> Any:
         """A file as a pyarrow.Table. DamagedError."""
         from pyarrow import parquet
@@ -132,7 +165,11 @@ class Store:
         """
         from pyarrow import parquet
 
-        told = json.dumps({"version": VERSION, **about}, sort_keys=True).encode()
+        digest = hashlib.sha256()
+        for at in range(0, table.num_rows, ROW_GROUP):
+            _hash(table.slice(at, ROW_GROUP), digest)
+        told = json.dumps({"version": VERSION, **about, "digest": digest.hexdigest()},
+                          sort_keys=True).encode()  # fmt: skip
         table = table.replace_schema_metadata({**(table.schema.metadata or {}), _META: told})
         target = f"{self.base}/{key}"
         folder, _, name = target.rpartition("/")
@@ -159,6 +196,51 @@ class Store:
         """A file that another process deleted is no error."""
         with suppress(FileNotFoundError), _told(self.url):
             self.files.delete_file(f"{self.base}/{part.key}")
+
+
+def is_dataset(place: str) -> bool:
+    """Whether it is a URL, or a folder with tables of a dataset."""
+    if "://" in place:
+        return True
+    try:
+        return any(name.startswith("table=") for name in os.listdir(place))
+    except (OSError, ValueError):  # no folder
+        return False
+
+
+def twice(known: Iterable[tuple[Part, dict[str, Any]]]) -> Iterator[str]:
+    """Says which segments two files of one table have. known: files, with what each says of
+    itself."""
+    seen: dict[tuple[str, str], Part] = {}
+    for part, about in known:
+        for segment in about["segments"]:
+            first = seen.setdefault((part.table, segment), part)
+            if first is not part:
+                yield f"segment {segment} is there twice: in {first.key} and in {part.key}"
+
+
+def _hash(table: Any, digest: Any) -> None:
+    """Adds the values of one row group: independent of chunks, and of what is under a null."""
+    import pyarrow
+    from pyarrow import compute
+
+    for name in table.column_names if table.num_rows else ():
+        column = pyarrow.concat_arrays(table[name].chunks)
+        digest.update(f"{name} {column.type} {len(column)}\n".encode())
+        digest.update(compute.is_valid(column).to_numpy(zero_copy_only=False).tobytes())
+        if pyarrow.types.is_boolean(column.type):
+            column = column.cast("int8")
+        is_text = pyarrow.types.is_string(column.type) or pyarrow.types.is_binary(column.type)
+        column = column.cast("binary") if is_text else column.view(_WHOLE[column.type.bit_width])
+        column = compute.fill_null(column, b"" if is_text else 0)
+        values = compute.binary_length(column).cast("int64") if is_text else column
+        digest.update(values.to_numpy(zero_copy_only=False).tobytes())
+        if is_text:
+            digest.update(b"".join(column.to_pylist()))
+
+
+_WHOLE = {8: "int8", 32: "int32", 64: "int64"}
+"""Whole numbers by their bits: a value's own bits are hashed."""
 
 
 def _sync(path: str) -> None:

@@ -45,10 +45,11 @@ class Query:
     FileError, DamagedError; UsageError if DuckDB is not installed.
     """
 
+    of = "the capture"
+    """What has the tables, for people."""
+
     def __init__(self, paths: Sequence[Path]) -> None:
-        duckdb = _import_duckdb()
         import_pyarrow("sql")
-        self._error: type[Exception] = duckdb.Error
         self._captures = group(paths)
         self.views: dict[str, View] = {}
         self._found: list[dict[str, View]] = []
@@ -57,18 +58,27 @@ class Query:
             with opened.reader:
                 self._found.append(views_of(opened))
         self._merge()
-        self._sets = {name: _Asked(self, view) for name, view in self.views.items()}
+        self._start({name: _Asked(self, view) for name, view in self.views.items()})
+
+    def _start(self, sets: dict[str, _Asked]) -> None:
+        """Open DuckDB, register the tables, and lock what a query may do."""
+        duckdb = _import_duckdb()
+        self._error: type[Exception] = duckdb.Error
+        self._sets = sets
         self._folder = tempfile.mkdtemp(prefix="tcpkmon-sql-")
         self._base = duckdb.connect(config={"python_enable_replacements": "false"})
         try:
-            for name, asked in self._sets.items():
-                self._base.register(name, asked.dataset())
+            self._register(self._base)
             self._base.execute(f"SET temp_directory = '{self._folder}'")
             for name, value in _SETTINGS.items():
                 self._base.execute(f"SET {name} = '{value}'")
         except BaseException:
             self.__exit__()
             raise
+
+    def _register(self, base: Any) -> None:
+        for name, asked in self._sets.items():
+            base.register(name, asked.dataset())
 
     def __enter__(self) -> Query:
         return self
@@ -170,7 +180,7 @@ class Query:
         text = str(error)
         if match := re.search(r"Table with name (.*) does not exist", text):
             try:
-                find_view(self.views, match[1], "the capture")
+                find_view(self.views, match[1], self.of)
             except UsageError as found:
                 return found
         first, _, rest = text.partition("\n\nLINE ")
@@ -182,7 +192,7 @@ class Query:
         if "configuration has been locked" in text:
             return UsageError(f"{first}: tcpkmon sets what a query may do", "leave that out")
         if "disabled by configuration" in text:
-            return UsageError(f"{first}: a query reads the capture's tables and nothing else",
+            return UsageError(f"{first}: a query reads the tables of {self.of} and nothing else",
                               "-o writes its answer")  # fmt: skip
         return UsageError(for_terminal(first + place), self._hint(first, query))
 

@@ -57,10 +57,10 @@ def test_a_thousand_connections(tmp_path: Path) -> None:
     assert len(truth) == GROUPS * PROCESSES * CONNECTIONS
     for outcome in found.values():
         outcome.check_complete()
-    owners = ("unit", "container", "pod")
+    owners = ("unit", "container", "pod", "path")
     table = tcpkmon.open(tmp_path / "all.pm").table("connections").to_pylist()
-    told = {row["lport"]: tuple(row[name] for name in owners) for row in table
-            if row["rport"] == PORT}  # fmt: skip
+    told = {row["lport"]: tuple(row["cgroup_path" if name == "path" else name] for name in owners)
+            for row in table if row["rport"] == PORT}  # fmt: skip
     expected = {}
     for port, path in truth.items():
         group = group_of(path)

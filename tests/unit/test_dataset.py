@@ -204,6 +204,75 @@ def test_older_and_later_versions(tmp_path: Path, captures: list[Path]) -> None:
         store.read(part)
 
 
+def rewrite(path: Path, change: Any) -> None:
+    """As another program does, which keeps what the file says of itself."""
+    table = parquet.read_table(path, partitioning=None)
+    parquet.write_table(change(table), path)
+
+
+def zero_pages(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    footer = int.from_bytes(data[-8:-4], "little") + 8
+    data[4:-footer] = bytes(len(data) - footer - 4)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_rows_that_are_missing_or_changed(
+    tmp_path: Path, captures: list[Path], merged: bool
+) -> None:
+    store = filled(tmp_path, captures[:2])
+    if merged:
+        compact(store)
+    before = [*check(store)]
+    part = store.parts("table=connections")[0]
+    path, whole = tmp_path / part.key, (tmp_path / part.key).read_bytes()
+    for change in (lambda table: table.slice(1), lambda table: table.slice(0, 7),
+                   lambda table: table.take([1, 0, *range(2, table.num_rows)])):  # fmt: skip
+        rewrite(path, change)
+        assert any("is not as it was written" in text for text in check(store))
+        with pytest.raises(DamagedError, match="is not as it was written"):
+            list(store.row_groups(part))
+        path.write_bytes(whole)
+    zero_pages(path)
+    assert len([*check(store)]) > len(before)
+    path.write_bytes(whole)
+    assert [*check(store)] == before
+    store.write(part.key, store.read(part).slice(1), store.about(part))  # whole, but of fewer rows
+    assert any("rows in the table connections; 2" in text for text in check(store))
+
+
+def test_a_changed_file_is_not_merged(tmp_path: Path, captures: list[Path]) -> None:
+    store = filled(tmp_path, captures[:2])
+    rewrite(tmp_path / store.parts("table=intervals")[0].key, lambda table: table.slice(1))
+    with pytest.raises(DamagedError, match="is not as it was written"):
+        compact(store)
+    assert not any(part.is_merged for part in store.parts("table=intervals"))
+
+
+@pytest.mark.parametrize("to", ["date=2023-11-14/host=unit/copy.parquet",
+                                "date=2023-11-14/host=other/{name}",
+                                "date=2023-11-15/host=unit/{name}"])  # fmt: skip
+def test_a_segment_that_is_there_twice(tmp_path: Path, captures: list[Path], to: str) -> None:
+    """A copy in the same folder, all tables of a host copied to another one, and to a day."""
+    store = filled(tmp_path, captures[:1])
+    for part in store.parts():
+        name = part.key.rpartition("/")[2]
+        target = tmp_path / f"table={part.table}" / to.format(name=name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((tmp_path / part.key).read_bytes())
+    told = [*check(store)]
+    assert sum("is there twice" in text for text in told) == len(rows_of(store)), told
+    if "copy" not in to:
+        assert any("in another place than it was written for" in text for text in told)
+    for name in ("ends", "limits", "unproven"):
+        with pytest.raises(DamagedError, match="is there twice"):
+            ask(store, name)
+    if "copy" in to:
+        with pytest.raises(DamagedError, match="is there twice"):
+            compact(store)
+
+
 THAT = 'retrans_ratio < 1e-3 and not (srtt_p50_us > 20000 or limit_share("app") > 50%)'
 
 

@@ -176,3 +176,19 @@ def test_what_was_added_is_there_for_the_command(tmp_path: Path, place: Path) ->
         pass
     again = CliRunner().invoke(command, ["add", str(place), *map(str, paths)])
     assert again.output.count("there already") == len(paths), again.output
+
+
+def test_what_was_opened_is_written_to(tmp_path: Path, place: Path) -> None:
+    """Its owner puts another folder in its place after it was opened."""
+    paths = make(tmp_path / "out", segments=2, count=20)
+    opened, elsewhere = tmp_path / "opened", tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o777)
+    os.rename(paths[1], tmp_path / "later")
+    with keeping(paths[:1], place) as keeper:
+        wait_for(lambda: names_in(place))
+        place.rename(opened)
+        place.symlink_to(elsewhere)
+        (tmp_path / "later").rename(paths[1])
+        keeper.sealed(paths[1].name)
+        wait_for(lambda: len(names_in(opened)) == 2)
+    assert not [*elsewhere.iterdir()]

@@ -21,6 +21,7 @@ from tcpkmon.collector.linux import lasting
 from tcpkmon.collector.linux.deputy import Deputy
 from tcpkmon.collector.linux.lasting import Lasting
 from tcpkmon.collector.linux.privileges import settle
+from tcpkmon.collector.linux.waiting import readable
 from tcpkmon.collector.plan.rotation import Rotation
 from tcpkmon.collector.session.keeper import KEEPING, Keeper, keep
 from tcpkmon.collector.session.rights import OPENING
@@ -267,3 +268,44 @@ def test_workers_that_do_nothing_are_not_started_for_ever(
     with lasting.Lasting("the test's process", live, lambda: None, [], confine=lambda: None):
         pass  # close() waits for its end
     assert "no other is started" in capfd.readouterr().err
+
+
+def stop(*pids: int) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: lasting._is_stopped(pid))  # noqa: B023
+
+
+def until_end_of(fd: int, _: int, deaths: int, busy: Callable[[bool], None]) -> None:
+    """The work of a process that waits for the end of another."""
+    assert readable([fd], WAIT_S)
+
+
+def test_stopped_processes_end_with_the_one_that_made_them() -> None:
+    settle_as = partial(settle, (), None, (), forks=True)
+    report, told = os.pipe()
+    if not (daemon := os.fork()):
+        try:
+            ended = os.pidfd_open(os.getpid())
+            process = Lasting("it", partial(until_end_of, ended), settle_as, [ended])
+            os.write(told, f"{process._pid} {worker_of(process)}".encode())
+            time.sleep(WAIT_S)
+        finally:
+            os._exit(1)
+    pids = [int(word) for word in os.read(report, 100).split()]
+    stop(*pids)
+    os.kill(daemon, signal.SIGKILL)
+    os.waitpid(daemon, 0)
+    wait_for(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids))
+
+
+def test_close_does_not_wait_for_stopped_processes(capfd: pytest.CaptureFixture[str]) -> None:
+    life, ended = os.pipe()
+    process = Lasting("the test's process", partial(until_end_of, life), lambda: None, [life])
+    guard, worker = process._pid, worker_of(process)
+    stop(worker)
+    process.close()
+    assert f"is stopped (process {worker}) and is left behind" in capfd.readouterr().err
+    os.close(ended)
+    os.kill(guard, signal.SIGCONT)  # as the kernel does at the end of this process
+    os.waitpid(guard, 0)

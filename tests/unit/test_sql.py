@@ -21,6 +21,7 @@ from click.testing import CliRunner, Result
 import tcpkmon
 from tcpkmon.collector.commands.tcpkmon import command
 from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.dataset import Store, add
 from tcpkmon.formats.tables import Query
 from tests.unit.log_builder import clean_log
 from tests.unit.test_tables import capture_of
@@ -243,3 +244,42 @@ def test_it_reads_as_it_is_asked(tmp_path: Path) -> None:
         rest = sum(batch.num_rows for batch in reader)
         assert first.num_rows + rest == 300_000
     assert not Path(query._folder).exists()
+
+
+def test_a_query_may_be_long(capture: Path) -> None:
+    assert ask(capture, f"select count(*) as n from connections -- {'x' * 5000}").exit_code == 0
+
+
+def test_a_spreadsheet_takes_no_text_for_a_formula(capture: Path) -> None:
+    query = "select '=1+1' as text, -5 as number"
+    told = ask(capture, query, "--format", "spreadsheet").stdout
+    assert told.splitlines() == ["text,number", "'=1+1,-5"]
+
+
+def test_a_dataset_answers_as_its_captures_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, names = tmp_path / "fleet", ("psc-plain", "psc-lossy")
+    captures = [capture_of(name, tmp_path) for name in names]
+    for path in captures:
+        add(Store(str(place)), path)
+    query = "select laddr, bytes_sent, us_app, proven from connections order by all"
+    done = ask(place, query, "--format", "json")
+    assert run(command, ["sql", str(place), query], prog="tcpkmon") == 3  # one lost records
+    assert "psc-lossy.pm of" in capsys.readouterr().err
+    one, other = (ask(path, query, "--format", "json").stdout.splitlines() for path in captures)
+    assert sorted(done.stdout.splitlines()) == sorted(one + other)
+    query = "select proven, count(*) as n from {} group by 1 order by 1"
+    for table in ("connections", "intervals", "ledger", "settings"):
+        rows = ask(place, query.format(table), "--format", "json").stdout.splitlines()
+        assert [json.loads(row)["proven"] for row in rows] == [False, True], table
+    assert tcpkmon.sql("select * from intervals", place).num_rows == sum(
+        tcpkmon.sql("select * from intervals", path).num_rows for path in captures)  # fmt: skip
+    assert "proven" in ask(place, "--tables").stdout
+    assert "did you mean 'connections'?" in fail(capsys, place, "select 1 from conections")
+    query = "select * from read_csv('/etc/passwd')"
+    assert "the tables of the dataset" in fail(capsys, place, query)
+    assert "asked alone" in fail(capsys, place, captures[0], "select 1")
+    part = Store(str(place)).parts("table=connections")[0]
+    (place / part.key).with_name("copy.parquet").write_bytes((place / part.key).read_bytes())
+    assert "is there twice" in fail(capsys, place, "select 1", code=5)

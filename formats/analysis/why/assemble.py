@@ -100,8 +100,8 @@ def connections_table(
     spaces: Mapping[str, str] = told.pop("netns_name", {})
     made["netns_name"] = each_once(get("netns", np.uint64), lambda cookie: spaces.get(str(cookie)))
     groups: Groups = told.pop("groups", Groups())
-    for name in OWNERS:
-        owner = partial(_owner, groups, name)
+    for name, field in (("cgroup_path", "path"), *zip(OWNERS, OWNERS, strict=True)):
+        owner = partial(_owner, groups, field)
         made[name] = each_once(get("cgroup", np.uint64), owner)
     made["protocols"] = each_once(get("protocols", np.uint16), protocols_of)
     if (ahead_ns := told.pop("ahead_ns", None)) is not None:

@@ -55,6 +55,7 @@ pid | int? | pid | | | process of the owner
 comm | text? | comm | | | and its name
 uid | int? | uid | | | number of the socket's user: of who made or accepted it
 cgroup | int? | cgroup | | | id of its control group
+cgroup_path | text? | cgroup | | | and its path below the root of cgroup2
 unit | text? | cgroup | | | the systemd unit that it is of
 container | text? | cgroup | | | the container: its name, else the beginning of its id
 pod | text? | cgroup | | | the pod: namespace/name, else its uid
