@@ -18,18 +18,8 @@ PYTHON = os.path.join(VENV, "bin", "python")
 SCRIPTS = {
     # What tcpkmon costs beside perf, bpftrace and tcpdump; which of two trees is slower.
     "bench": "scripts.benchmark.main",
-    # Plans of tcpkmon bisect whose answer is known, for docs/bisect.md.
-    "bisect-example": "scripts.bisect_example",
-    # CPU time and memory of the daemon at several rates of records, in about 90 seconds.
-    "daemon-cost": "scripts.daemon_cost",
     # docs/gallery.md and its pictures, from transfers that it captures.
     "gallery": "scripts.gallery_page",
-    # The event monitor of 1987 and HP-UX's measurement system of 1988.
-    "host-experiments": "scripts.host.page",
-    # MAGNeT's experiments of 2001.
-    "magnet-experiments": "scripts.magnet.page",
-    # A million sockets, and records of more connections than come; writes docs/many.md.
-    "many-connections": "scripts.many.main",
 }
 
 

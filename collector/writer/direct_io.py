@@ -2,7 +2,7 @@
 """Direct writes for collector/writer/file_sink.py: whole blocks of a file bypass the page cache.
 
 Through the cache, each 4 KiB cost a copy, a page, and later the write-back of the page. In a
-virtual machine, a page that the host must first provide costs ten copies (docs/benchmark/tried.md).
+virtual machine, a page that the host must first provide costs ten copies.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 GUEST = "TCPKMON_GUEST" in os.environ
 PROMISED = os.environ.get("TCPKMON_LIVE") == "1"
 ALONE = {
-    "what it costs": "bench benchmark_live host_experiments_live magnet_experiments_live",
+    "what it costs": "bench benchmark_live",
     "delays that a test makes, and measures": "latency_live link packetdrill_live schema_tty",
     "CPUs and what waits for them": "cpu_affinity oracle_perf sched_sleeps",
     "counters of the machine": "host_oracles_live schema_disk schema_paging schema_syscall",

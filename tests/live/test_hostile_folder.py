@@ -126,9 +126,8 @@ def test_a_command_with_a_users_variables(hostile: Path) -> None:
 
 
 @pytest.mark.parametrize("script", [
-    "setup", "demo", "soak", "vmtest", "why-scenarios", "daemon-cost", "kernels", "test", "package",
-    *(pytest.param(name, marks=pytest.mark.full)
-      for name in ("bench", "host-experiments", "fuzz", "magnet-experiments")),
+    "setup", "demo", "vmtest", "kernels", "test", "package",
+    *(pytest.param(name, marks=pytest.mark.full) for name in ("bench", "fuzz")),
 ])  # fmt: skip
 def test_a_script(hostile: Path, script: str) -> None:
     words = ["--tests"] if script == "setup" else ["--help"]
