@@ -12,7 +12,7 @@ from tcpkmon.formats.base.cli import run
 
 ROOMS = {
     "tcpkmon.collector.commands": (
-        "benchmark", "bisect", "buffer_size", "columns", "daemon", "demo", "disable", "doctor",
+        "benchmark", "buffer_size", "columns", "daemon", "demo", "disable", "doctor",
         "dump", "enable", "events", "lowwater", "mark", "metrics", "probe", "reload",
         "sampler_period", "schema", "selftest", "status", "top", "triggers", "try",
     ),

@@ -21,22 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.collector.capturing import start
-from tcpkmon.collector.commands.trial import acknowledged_in
 from tcpkmon.collector.loader.halving import MOST_CHOSEN, SocketOption, address_of, refusal
 from tcpkmon.collector.loader.halving import Halves as Program
 from tcpkmon.collector.plan import filters
 from tcpkmon.collector.plan.cgroups import Cgroup, find_cgroup, walk_cgroups
 from tcpkmon.collector.plan.quantities import parse_duration
-from tcpkmon.formats.analysis.trying import (
-    Decision,
-    Halves,
-    Outcome,
-    Variant,
-    halve,
-    judge,
-    with_last_data,
-)
-from tcpkmon.formats.analysis.trying.settings import (
+from tcpkmon.formats.analysis.trial import (
     CLAMP,
     CONGESTION,
     DELACK_MAX,
@@ -45,6 +35,14 @@ from tcpkmon.formats.analysis.trying.settings import (
     RTO_MIN,
     SO_RCVBUF,
     SO_SNDBUF,
+    Decision,
+    Halves,
+    Outcome,
+    Variant,
+    acknowledged,
+    halve,
+    judge,
+    with_last_data,
 )
 from tcpkmon.formats.analysis.why import Source, connections, connections_of
 from tcpkmon.formats.base.errors import DamagedError, TcpkmonError, UsageError
@@ -101,14 +99,14 @@ class Found:
         return {
             "seconds": round(self.seconds, 3), "decided": self.decided, "open": self.halves.open,
             "other_way": self.halves.other_way, "unknown": self.halves.unknown,
-            "tried": [self.outcome.as_json({})],
+            "tried": [self.outcome.as_json()],
         }  # fmt: skip
 
 
 def choose(ports: str, cgroup: str, unit: str, duration: str) -> Chosen:
     """UsageError, KernelError where no cgroup2 is mounted."""
     if not (ports or cgroup or unit) or (cgroup and unit):
-        raise UsageError("--live: whose connections?", "choose them by --ports, by --cgroup or by "
+        raise UsageError("which connections?", "choose them by --ports, by --cgroup or by "
                          "--unit; ports and one of the others hold together")  # fmt: skip
     seconds = parse_duration(duration)
     if seconds > _MOST_S:
@@ -217,7 +215,10 @@ def _read(path: Path, decisions: Sequence[Decision], variant: Variant) -> Halves
         if source.reader.lost:
             raise DamagedError(f"{source.reader.lost} records were lost", "the machine is too "
                                "busy: choose fewer connections")  # fmt: skip
-    acked = acknowledged_in(path)
+    acked_ns: dict[int, int] = {}
+    with Source(path) as source:
+        for piece in source.read():
+            acked_ns = acknowledged(piece) | acked_ns
     opened = connections_of(table, np.flatnonzero(table["role"] != "existing"))
-    every = [with_last_data(one, acked.get(one.conn_id)) for one in opened]
+    every = [with_last_data(one, acked_ns.get(one.conn_id)) for one in opened]
     return halve(every, decisions, variant.of_receiver)

@@ -2,6 +2,5 @@
 """Namespaces, a bottleneck and counted traffic: for the demo, the benchmark and the tests."""
 
 __all__ = [
-    "copying", "counters", "endpoint", "lab", "link", "namespaces", "pair",
-    "traffic",
+    "counters", "endpoint", "lab", "link", "namespaces", "pair", "traffic",
 ]  # fmt: skip

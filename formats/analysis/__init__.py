@@ -35,7 +35,6 @@ __all__ = [
     "Stall",
     "Statistics",
     "beside",
-    "bisecting",
     "check",
     "collapse_stacks",
     "conform",
@@ -58,6 +57,6 @@ __all__ = [
     "requests",
     "sleep_times",
     "sleeps",
-    "trying",
+    "trial",
     "why",
 ]

@@ -12,6 +12,8 @@ from itertools import takewhile
 from typing import Any, NoReturn
 
 REMOVED = {
+    "tcpkmon bisect": "git bisect run with tcpkmon diff --fail-if (docs/diff.md)",
+    "tcpkmon try FILE": "tcpkmon try --live measures a setting on half of the new connections",
     "tcpkmon metrics --otlp": "OpenTelemetry's collector scrapes tcpkmon metrics --listen",
     "[metrics] otlp": "OpenTelemetry's collector scrapes what listen serves",
     "tcpkmon.collector.klogger": "use tcpkmon.collect()",
@@ -19,7 +21,8 @@ REMOVED = {
 }
 """By what people write, what serves instead:
 
-- a command, its option, or an option's value: "tcpkmon COMMAND", "collect --OPTION VALUE"
+- a command, its option, or an option's value: "tcpkmon COMMAND", "collect --OPTION VALUE"; FILE is
+  any argument
 - a table of TOML, its key, or a key's value: "[TABLE] KEY = VALUE"; [capture] is that of any name
 - a module of Python, or a name in one
 """
@@ -35,7 +38,11 @@ def find_in_words(words: Sequence[str]) -> str | None:
         asked = removed.split()
         command = list(takewhile(lambda word: not word.startswith("-"), asked))
         option = asked[len(command) :]
-        if given[: len(command)] == command and any(
+        starts_so = [
+            word == wanted or (wanted == "FILE" and not word.startswith("-"))
+            for word, wanted in zip(given, command, strict=False)
+        ]
+        if len(starts_so) == len(command) and all(starts_so) and any(
             given[at : at + len(option)] == option for at in range(len(given))
         ):
             if not option:
