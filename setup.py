@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pyproject.toml cannot say: some files are compiled where there is a C compiler.
-
-Without it text is written slowly, and only x86-64 can read rings.
-"""
+"""What pyproject.toml cannot say: some files are compiled by a C compiler."""
 
 from pathlib import Path
 
@@ -16,7 +13,6 @@ def compiled(folder: str, name: str) -> Extension:
         [f"tcpkmon/{folder}/{name}.c"],
         depends=[str(path) for path in sorted(Path("tcpkmon", folder).glob("*.h"))],
         extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden"],
-        optional=True,
     )
 
 

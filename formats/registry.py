@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
-from tcpkmon.formats.base.files import read_head
+from tcpkmon.formats.base.files import read_head, table_error
 
 if TYPE_CHECKING:
     from tcpkmon.formats.base.reader import Reader
@@ -175,7 +175,9 @@ def kind_of(path: FilePath) -> str:
     if found is not SEGMENTS:
         return found.name
     suffix = suffix_of(path)
-    return next((one.name for one in _ALL if one.segment == suffix), found.name)
+    if (kind := next((one.name for one in _ALL if one.segment == suffix), None)) is None:
+        raise table_error(path, "a folder of Arrow streams")
+    return kind
 
 
 def late(module: str, name: str) -> Callable[..., Any]:
@@ -204,11 +206,6 @@ SEGMENTS = FileFormat(
     "a capture in many files", "pmgraph", is_folder=True,
 )  # fmt: skip
 """A folder of files of another format: no format that a capture can have by itself."""
-_ENTRIES = (
-    late("tcpkmon.formats.psc.reader", "open_capture"),
-    _one(late("tcpkmon.formats.verify", "verify_file")),
-    _repaired(late("tcpkmon.formats.verify", "repair_file")),
-)
 _ALL = (
     FileFormat(
         "klogger", _sniff_klogger, late("tcpkmon.formats.klogger.logs", "open_logs"),
@@ -225,16 +222,13 @@ _ALL = (
         place_at=late("tcpkmon.formats.magnet.reader", "place_at"), schema="magnet",
         fields=("connection",), archives=True,
     ),
-    FileFormat(
-        "arrow", lambda path, head: False, *_ENTRIES, "an Arrow stream", "pmgraph",
-        suffix=".arrow", segment=".arrow", schema="tcp", can_print=True, has_entries=True,
-        place_at=late("tcpkmon.formats.psc.pieces", "place_at"),
-    ),  # each reader of PSC files reads it: see formats/base/files.py
     # The last one: a PSC file has no magic number, so it is any file that no other format accepts.
     FileFormat(
-        "psc", lambda path, head: True, *_ENTRIES, "a PSC file", "pmgraph",
-        suffix=".pm", segment=".pm", schema="tcp", can_print=True, archives=True,
-        has_entries=True, place_at=late("tcpkmon.formats.psc.pieces", "place_at"),
+        "psc", lambda path, head: True, late("tcpkmon.formats.psc.reader", "open_capture"),
+        _one(late("tcpkmon.formats.verify", "verify_file")),
+        _repaired(late("tcpkmon.formats.verify", "repair_file")),
+        "a PSC file", "pmgraph", suffix=".pm", segment=".pm", schema="tcp", can_print=True,
+        archives=True, has_entries=True, place_at=late("tcpkmon.formats.psc.pieces", "place_at"),
     ),
 )  # fmt: skip
 FILE_FORMATS = {one.name: one for one in _ALL}

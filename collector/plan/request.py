@@ -74,8 +74,8 @@ class Request:
         "Default: bpf; perf where the kernel refuses bpf.", True, default=None)
     show: bool = option("--print", FLAG, "Print each record on stdout too.")
     file_format: str = option(
-        "--format", choice(*FORMATS), "A PSC file, a folder with a Klogger log per CPU, a MAGNeT "
-        "file (of magnet) or an Arrow stream (of tcp).", True, default=FORMATS[0], shown=True)
+        "--format", choice(*FORMATS), "A PSC file, a folder with a Klogger log per CPU, or a "
+        "MAGNeT file (of magnet).", True, default=FORMATS[0], shown=True)
     schemata: tuple[str, ...] = option(
         "--schema NAME|FOLDER", NAMES, "What to record: a shipped schema (tcp, magnet, network, "
         "sched, locking, syscall, disk, paging, tty, sampler, user, preempt, stopwatch) or your "
@@ -241,8 +241,6 @@ def check_request(request: Request) -> None:
         if request.rotation.archive and not request.format.archives:
             what = "--archive is for PSC and MAGNeT files"
             raise UsageError(what, f"leave it out for {request.format.title}")
-        if request.rotation.archive == "parquet" and request.file_format != "psc":
-            raise UsageError("--archive parquet is for PSC files", "--archive zst")
         if request.rotation.dataset and request.file_format != "psc":
             raise UsageError("--dataset is for PSC files", "leave it out, or --format psc")
     if request.recorder is not None:

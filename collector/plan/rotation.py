@@ -24,7 +24,7 @@ from tcpkmon.collector.plan.quantities import parse_duration, parse_size
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.installing import how_to_install
 
-ARCHIVES = ("parquet", "zst")
+ARCHIVES = ("zst",)
 LEAST_BYTES = 64 << 10
 LEAST_S = 0.1
 
@@ -78,8 +78,8 @@ class Rotation:
         "--on-rotate COMMAND", _COMMAND, "Run this with each finished file as last argument. No "
         "shell reads it.", True, twins=[Option("-z COMMAND", _COMMAND, "As tcpdump: --on-rotate.")])
     archive: str = option(
-        "--archive parquet|zst", choice(*ARCHIVES, checked=False),
-        "Turn each finished file into Parquet, or compress it.", True, default="")
+        "--archive zst", choice(*ARCHIVES, checked=False), "Compress each finished file.", True,
+        default="")
     dataset: str = option(
         "--dataset DIR", PATH, "Add the tables of each finished file to the dataset in this "
         "folder, as its owner.", True, default="")

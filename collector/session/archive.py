@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns sealed segments into Parquet or compresses them. The original goes when the new file is
-verified and on the disk.
+"""Compresses sealed segments. The original goes when the new file is verified and on the disk.
 
 The segment is opened once, by open_own(): what is read, and whose owner and mode the archive gets,
 is that descriptor. So nobody can have a file read that he put in its place.
@@ -15,7 +14,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import FileIO
 from typing import Any, BinaryIO
 
 from tcpkmon.collector.writer.own_files import Identity, append_line, has_name, identity, open_own
@@ -24,11 +22,11 @@ from tcpkmon.formats.base.errors import TcpkmonError
 from tcpkmon.formats.base.segments import hidden, parse_name
 
 BLOCK_BYTES = 1 << 20
-ENDINGS = {"parquet": ".parquet", "zst": ".zst"}
+ENDING = ".zst"
 
 
 class Archive:
-    """form: of ENDINGS; "" leaves segments as they are. folder: a descriptor of their folder.
+    """form: "zst"; "" leaves segments as they are. folder: a descriptor of their folder.
 
     Make it before its process gives up its privileges: it imports what it needs.
     """
@@ -37,12 +35,7 @@ class Archive:
         self._form = form
         self._folder = folder
         if form:
-            import pyarrow.parquet  # noqa: F401
-
-            import tcpkmon.formats.base.restore
-            import tcpkmon.formats.base.table_file
-            import tcpkmon.formats.psc.archive
-            import tcpkmon.formats.verify  # noqa: F401
+            import pyarrow  # noqa: F401
 
     def take(self, name: str, known: Identity | None = None) -> str:
         """Archive a segment; the name that it has now: the old one where that failed.
@@ -51,13 +44,12 @@ class Archive:
         """
         if not self._form:
             return name
-        new = name + ENDINGS[self._form]
+        new = name + ENDING
         try:
             with os.fdopen(open_own(name, self._folder, known), "rb") as source:
                 before = os.fstat(source.fileno())
                 with self._create(new, before) as out:
-                    pack = self._pack if self._form == "zst" else self._export
-                    line = pack(source, out)
+                    line = self._pack(source, out)
                 if has_name(name, self._folder, identity(before)):
                     os.unlink(name, dir_fd=self._folder)
         except BlockingIOError:
@@ -149,38 +141,6 @@ class Archive:
         if before.digest() != after.digest():
             raise OSError("what was compressed does not come out again")
         return {"sha256": before.hexdigest(), "bytes": os.fstat(out.fileno()).st_size}
-
-    def _export(self, source: BinaryIO, out: BinaryIO) -> dict[str, Any]:
-        """Write its snapshots as Parquet, and make the file again of them. It is verified first."""
-        from tcpkmon.formats.base.restore import restore
-        from tcpkmon.formats.base.table_file import write_parquet
-        from tcpkmon.formats.psc.archive import describe
-        from tcpkmon.formats.psc.reader import open_capture
-        from tcpkmon.formats.psc.tables import Snapshots
-        from tcpkmon.formats.verify import DOES_NOT_ADD_UP, verify_file
-
-        path = f"/proc/self/fd/{source.fileno()}"
-        report = verify_file(path)
-        if report.exit_code == DOES_NOT_ADD_UP:
-            raise OSError("it does not add up, so it stays as it is")
-        with open_capture(path) as capture:
-            records = capture.for_export("parquet")
-            assert isinstance(records, Snapshots)
-            metadata = describe(capture, records)
-            write_parquet(records, out, metadata)
-        with self._nameless() as again, FileIO(out.fileno(), "rb", closefd=False) as file:
-            restore(file, path, again)
-        part = report.part.as_json() if report.part is not None else {}
-        return {**part, "records": report.totals.in_file, "exit_code": report.exit_code,
-                "bytes": os.fstat(out.fileno()).st_size}  # fmt: skip
-
-    def _nameless(self) -> FileIO:
-        """A new file in the folder that goes when it is closed: what comes out of an archive."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        name = f".{os.getpid()}.again"
-        fd = os.open(name, flags, 0o600, dir_fd=self._folder)
-        os.unlink(name, dir_fd=self._folder)
-        return FileIO(fd, "rb+")
 
 
 def tell(text: str) -> None:

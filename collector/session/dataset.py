@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from tcpkmon.collector.linux.privileges import User, settle
 from tcpkmon.collector.linux.trusted_files import open_folder
 from tcpkmon.collector.linux.waiting import readable
-from tcpkmon.collector.session.archive import ENDINGS, tell
+from tcpkmon.collector.session.archive import ENDING, tell
 from tcpkmon.collector.writer.output_file import trusted_users
 from tcpkmon.collector.writer.own_files import open_own
 from tcpkmon.formats.base.errors import FileError, TcpkmonError
@@ -61,7 +61,6 @@ class Adder:
         os.nice(19)
         import pyarrow.parquet  # noqa: F401
 
-        import tcpkmon.formats.base.restore
         import tcpkmon.formats.dataset  # noqa: F401
 
         owner = None
@@ -119,7 +118,7 @@ class Adder:
     def _opened(self, name: str) -> Iterator[str]:
         """A path that leads to the segment, or to what it was archived as meanwhile. OSError."""
         gone = FileNotFoundError()
-        for one in (name, *(name + ending for ending in ENDINGS.values())):
+        for one in (name, name + ENDING):
             try:
                 fd = open_own(one, self._folder, users=self._users)
                 break

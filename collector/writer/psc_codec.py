@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tcpkmon.collector.ring.journal import Note
 from tcpkmon.collector.sequencer.clock_pairs import Clocks
 from tcpkmon.collector.sequencer.ordered_batch import (
-    MonoToEpoch,
     Numbering,
     Ordered,
     stamp,
@@ -65,15 +63,11 @@ class PscCodec(Codec):
         self.states_cpu = info.cpus + 1
         self.reserve_bytes = reserve_bytes(self._cpus, info.programs + 4, info.entry_size)
         self.states = States(info.dtype, info.remembered or MOST) if rotates else None
-        self.encode(info.dtype, clocks.to_epoch)
-        self.order = Sequencer(info.dtype, clocks.to_epoch, first_seq=last_seq + 1)
-        self.order.warm()
-
-    def encode(self, dtype: np.dtype[Any], to_epoch: MonoToEpoch) -> None:
-        """Know the entries."""
-        self.unit, self._dtype, self._to_epoch = dtype.itemsize, dtype, to_epoch
+        self.unit, self._dtype, self._to_epoch = info.dtype.itemsize, info.dtype, clocks.to_epoch
         self._numbering: Numbering | None = None
         self._given_bytes = 0
+        self.order = Sequencer(info.dtype, clocks.to_epoch, first_seq=last_seq + 1)
+        self.order.warm()
 
     def take(
         self, watermark_ns: int, show: Show | None
@@ -137,10 +131,6 @@ class PscCodec(Codec):
             self._numbering, self._given_bytes = last.numbering, last.start_bytes + last.nbytes
         return Frame([batch.entries.view(np.uint8).data for batch in batches], whole=False)
 
-    def pack(self, entries: NDArray[Any], header: bytes = b"") -> bytes:
-        """Control entries as they are in the file; header: of the file, before the first."""
-        return header + entries.tobytes()
-
     def moved(self, file: File) -> None:
         """Give the sequencer the place in the file of its next entries."""
         if self._numbering is not None:
@@ -171,7 +161,7 @@ class PscCodec(Codec):
         seqs = written.last_seq + np.cumsum(np.array(skipped, np.int64) + 1)
         stamp_control(rows, seqs, mono_ns, self._to_epoch)
         return Frame(
-            [self.pack(rows, header)], None, len(rows), len(rows), len(rows) + sum(skipped),
+            [header + rows.tobytes()], None, len(rows), len(rows), len(rows) + sum(skipped),
             sum(skipped), _checkpoints(entries),
         )  # fmt: skip
 

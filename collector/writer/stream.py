@@ -31,13 +31,5 @@ def _magnet() -> Codec:
     return MagnetCodec()
 
 
-def _arrow() -> Codec:
-    from tcpkmon.collector.writer.arrow_codec import ArrowCodec
-
-    return ArrowCodec()
-
-
-STREAMS: dict[str, Callable[[], Codec]] = {
-    "psc": _psc, "klogger": _klogger, "magnet": _magnet, "arrow": _arrow,
-}  # fmt: skip
+STREAMS: dict[str, Callable[[], Codec]] = {"psc": _psc, "klogger": _klogger, "magnet": _magnet}
 """By the format's name: makes the codec for a stream (base_stream.py) or a recorder."""

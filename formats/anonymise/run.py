@@ -160,8 +160,7 @@ def _line(line: dict[str, Any], sizes: dict[str, int], who: Who) -> dict[str, An
     name = line.get("name")
     if not isinstance(name, str) or line.get("what") not in ("sealed", "deleted", "repaired"):
         return None
-    for ending in (".zst", ".parquet"):
-        name = name.removesuffix(ending)
+    name = name.removesuffix(".zst")
     made = {key: plain(who, line[key]) for key in _LINE if key in line}
     made["name"] = segment_name(who, name)
     made["time"] = line.get("time") if isinstance(line.get("time"), str) else None

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.base.installing import needed
 
 
@@ -20,20 +18,6 @@ def import_pyarrow(wanted_by: str = "") -> Any:
         import pyarrow
         import pyarrow.compute
     return pyarrow
-
-
-@contextmanager
-def damage(what: str) -> Iterator[None]:
-    """What comes of a file that pyarrow cannot read, or that has other columns than it tells, is a
-    DamagedError. An OSError of the system stays one."""
-    own: type[Exception] = import_pyarrow().ArrowException
-    try:
-        yield
-    except (own, OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError,
-            RecursionError, NotImplementedError, MemoryError) as error:  # fmt: skip
-        if isinstance(error, OSError) and error.errno:
-            raise
-        raise DamagedError(f"{what}: {error}") from error
 
 
 def encode(values: npt.NDArray[Any]) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds what setup.py compiles from C, where there is a compiler."""
+"""Finds what setup.py compiles from C."""
 
 from __future__ import annotations
 

@@ -56,10 +56,6 @@ class FileError(TcpkmonError):
     """A file cannot be opened, read or written."""
 
 
-class UnprovenError(FileError):
-    """A file does not have what proves what is in it."""
-
-
 class DamagedError(TcpkmonError):
     """A file is damaged or hostile; the message, or `offset` [bytes], says where."""
 

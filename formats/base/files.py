@@ -16,14 +16,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tcpkmon.formats.base.closing import Closing
-from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError
+from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError, UsageError
+from tcpkmon.formats.base.limits import (
+    FEW_UNPACKED_BYTES,
+    MOST_UNPACKED_BYTES,
+    MOST_UNPACKED_TIMES,
+)
 
 ZSTD = b"\x28\xb5\x2f\xfd"
 """With it begins what zstd compressed."""
-PARQUET = b"PAR1"
-"""With it begins a Parquet file."""
-STREAM = b"\xff\xff\xff\xff"
-"""With it begins an Arrow stream."""
+_TABLES = {b"PAR1": "a Parquet file", b"ARRO": "an Arrow file",
+           b"\xff\xff\xff\xff": "an Arrow stream"}  # fmt: skip
+"""What begins with these is no capture. Until experiments-2026-11 some were."""
 _BLOCK_BYTES = 1 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -73,28 +77,20 @@ def open_plain(path: str | os.PathLike[str]) -> FileIO:
     """A file, open for reading; one that was archived as a file that has what is in it.
 
     That one is in the folder for temporary files, and has no name but a number. OSError, FileError
-    for what is no regular file (a pipe is not waited for) or no archive, DamagedError.
+    for what is no regular file (a pipe is not waited for), DamagedError; UsageError for a table.
     """
     file = _open_regular(path)
     try:
         begin = os.pread(file.fileno(), 4, 0)
-        if begin not in (ZSTD, PARQUET, STREAM):
+        _refuse_table(begin, path)
+        if begin != ZSTD:
             return file
         plain = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - the caller closes it
         try:
-            if begin == PARQUET:
-                from tcpkmon.formats.base.restore import restore
-
-                restore(file, path, plain)
-            elif begin == STREAM:
-                from tcpkmon.formats.base import streamed
-
-                streamed.restore(file, path, plain)
-            else:
-                for block in _unpack(file, path):
-                    view = memoryview(block)
-                    while view:
-                        view = view[plain.write(view) or 0 :]
+            for block in _unpack(file, path):
+                view = memoryview(block)
+                while view:
+                    view = view[plain.write(view) or 0 :]
         except BaseException:
             plain.close()
             raise
@@ -114,18 +110,11 @@ def is_unpacked(file: FileIO) -> bool:
 def read_head(path: str | os.PathLike[str], size: int) -> bytes:
     """At most so many bytes from the beginning of what open_plain() opens; no more is unpacked.
 
-    Of a capture that is Parquet: of its header alone. OSError, FileError, DamagedError.
+    OSError, FileError, DamagedError; UsageError for a table.
     """
     with _open_regular(path) as file:
         begin = os.pread(file.fileno(), size, 0)
-        if begin[:4] == PARQUET:
-            from tcpkmon.formats.base.restore import header_of
-
-            return header_of(file, path)[:size]
-        if begin[:4] == STREAM:
-            from tcpkmon.formats.base import streamed
-
-            return streamed.header_of(file, path)[:size]
+        _refuse_table(begin[:4], path)
         if begin[:4] != ZSTD:
             return begin
         data = b""
@@ -134,6 +123,27 @@ def read_head(path: str | os.PathLike[str], size: int) -> bytes:
             if len(data) >= size:
                 break
         return data[:size]
+
+
+def table_error(path: str | os.PathLike[str], what: str) -> UsageError:
+    """The error for a table in the place of a capture."""
+    hint = (
+        "name the capture itself; tcpkmon of the tag experiments-2026-11 (a475560f) reads archives "
+        "as Parquet and Arrow streams that earlier versions wrote"
+    )
+    return UsageError(f"{os.fspath(path)} is {what}, not a capture", hint)
+
+
+def _refuse_table(begin: bytes, path: str | os.PathLike[str]) -> None:
+    if (what := _TABLES.get(begin)) is not None:
+        raise table_error(path, what)
+
+
+def _check_unpacked(size: int, packed: int, path: object) -> None:
+    """DamagedError if an archive of `packed` bytes holds `size` bytes, more than it may."""
+    most = min(MOST_UNPACKED_BYTES, max(FEW_UNPACKED_BYTES, packed * MOST_UNPACKED_TIMES))
+    if size > most:
+        raise DamagedError(f"{path} has {packed} bytes, but holds more than {most}")
 
 
 def _open_regular(path: str | os.PathLike[str]) -> FileIO:
@@ -145,7 +155,6 @@ def _open_regular(path: str | os.PathLike[str]) -> FileIO:
 def _unpack(file: FileIO, path: str | os.PathLike[str]) -> Iterator[bytes]:
     """What zstd compressed in a file, a block after the other."""
     from tcpkmon.formats.base.arrow import import_pyarrow
-    from tcpkmon.formats.base.restore import check_unpacked
 
     pyarrow = import_pyarrow()
     size, packed_bytes = 0, os.fstat(file.fileno()).st_size
@@ -153,7 +162,7 @@ def _unpack(file: FileIO, path: str | os.PathLike[str]) -> Iterator[bytes]:
         with pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd") as packed:
             while block := packed.read(_BLOCK_BYTES):
                 size += len(block)
-                check_unpacked(size, packed_bytes, path)
+                _check_unpacked(size, packed_bytes, path)
                 yield bytes(block)
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno:

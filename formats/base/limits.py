@@ -28,12 +28,6 @@ FEW_UNPACKED_BYTES = 1 << 26
 """What one may hold whatever it takes itself; more is at most MOST_UNPACKED_TIMES of that."""
 MOST_UNPACKED_TIMES = 1000
 """Bytes for each byte of the archive."""
-MOST_CONTROLS_BYTES = 1 << 28
-"""Control entries of a capture that is Parquet."""
-MOST_GROUP_ROWS = 1 << 20
-"""Of a row group of such a file."""
-MOST_STRANGE = 1 << 16
-"""Values of a column of such a file that its text does not tell."""
 
 # Headers of files.
 MOST_HEADER_BYTES = 16 << 20

@@ -10,8 +10,8 @@ from typing import Any, BinaryIO, Protocol
 
 from tcpkmon.formats.base.errors import DamagedError, LossError
 
-TIMELINES = ("perfetto", "chrome-json")
-"""The forms of exports that are made of a whole capture, not of its tables."""
+TIMELINE = "perfetto"
+"""The form of exports that is made of a whole capture, not of its tables."""
 
 
 class Records(Protocol):

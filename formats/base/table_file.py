@@ -6,7 +6,7 @@ Of records one thread makes the next table while another writes the table before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO
 
@@ -20,11 +20,9 @@ _FEW = 128
 _SAMPLE_ROWS = 1024
 
 
-def write_parquet(
-    records: Records, out: BinaryIO, metadata: Mapping[bytes, bytes] | None = None
-) -> None:
-    """Write the records as Parquet, one row group for each table, with these metadata."""
-    write_tables("parquet", _ahead(records), out, encodings, metadata)
+def write_parquet(records: Records, out: BinaryIO) -> None:
+    """Write the records as Parquet, one row group for each table."""
+    write_tables("parquet", _ahead(records), out, encodings)
 
 
 def write_arrow(records: Records, out: BinaryIO) -> None:
@@ -35,7 +33,6 @@ def write_arrow(records: Records, out: BinaryIO) -> None:
 def write_tables(
     form: str, tables: Iterable[Any], out: BinaryIO,
     options: Callable[[Any], dict[str, Any]] = lambda first: {"compression": "zstd"},
-    metadata: Mapping[bytes, bytes] | None = None,
 ) -> None:  # fmt: skip
     """Write tables to an empty file. form: parquet, arrow or csv. options: see new_writer()."""
     pyarrow = import_pyarrow()
@@ -45,9 +42,7 @@ def write_tables(
         try:
             for table in tables:
                 if writer is None:
-                    schema = table.schema
-                    schema = schema.with_metadata(metadata) if metadata else schema
-                    writer = new_writer(form, sink, schema, options(table))
+                    writer = new_writer(form, sink, table.schema, options(table))
                 writer.write_table(table)
         finally:
             if writer is not None:

@@ -15,7 +15,7 @@ from tcpkmon.formats.base.files import create_file
 from tcpkmon.formats.commands.shared import PATH
 
 FAILED = 6
-_ENDINGS = (".pm", ".pm.zst", ".pm.parquet", ".klog")
+_ENDINGS = (".pm", ".pm.zst", ".klog")
 """No assertion ends so."""
 
 

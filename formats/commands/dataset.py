@@ -87,19 +87,16 @@ def drop_command(place: str, before: str) -> None:
 @click.option("--connection", default="", metavar="SEGMENT:CONN_ID", help="The one of story.")
 @click.option("--that", default="", metavar="ASSERTION",
               help="Of check: 'retrans_ratio < 1e-3', 'limit_share(\"rwnd\") < 20%'.")
-@click.option("--sql", default="", metavar="DIALECT",
-              help="Print the question in this SQL (trino, clickhouse, ...), over tables of the "
-              "dataset's names.")
 @form_option
 @output_option("Write to this file.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def query_command(
     name: str, place: str | None, engine: str, day: str, against: str, connection: str, that: str,
-    sql: str, form: str | None, output: Path | None, force: bool,
+    form: str | None, output: Path | None, force: bool,
 ) -> None:  # fmt: skip
     """Ask a dataset. NAME help lists the questions."""
     from tcpkmon.formats.base.table_text import form_of
-    from tcpkmon.formats.dataset import QUERIES, Store, ask, sql_of
+    from tcpkmon.formats.dataset import QUERIES, Store, ask
     from tcpkmon.formats.tables import write_answer
 
     if name == "help":
@@ -109,9 +106,6 @@ def query_command(
     if name not in QUERIES or place is None:
         raise UsageError(f"no question {name!r}" if place else "a question and DIR are needed",
                          f"choose of {', '.join(QUERIES)}")  # fmt: skip
-    if sql:
-        click.echo(sql_of(Store(place), name, sql, day, against, connection, that))
-        return
     form = form_of(form, output)
     answer = ask(Store(place), name, engine, day, against, connection, that)
     write_answer(answer.to_reader(), form, output, force)

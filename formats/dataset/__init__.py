@@ -13,8 +13,8 @@ from tcpkmon.formats.dataset.adding import TABLES, USUAL, Added, add
 from tcpkmon.formats.dataset.asked_sql import DatasetQuery, open_query
 from tcpkmon.formats.dataset.engines import Files, opened
 from tcpkmon.formats.dataset.keeping import check, compact, drop
-from tcpkmon.formats.dataset.queries import QUERIES, ask, sql_of
+from tcpkmon.formats.dataset.queries import QUERIES, ask
 from tcpkmon.formats.dataset.store import Store, StoreError
 
 __all__ = ["QUERIES", "TABLES", "USUAL", "Added", "DatasetQuery", "Files", "Store", "StoreError",
-           "add", "ask", "check", "compact", "drop", "open_query", "opened", "sql_of"]  # fmt: skip
+           "add", "ask", "check", "compact", "drop", "open_query", "opened"]  # fmt: skip

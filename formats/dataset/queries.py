@@ -48,15 +48,6 @@ def _in_utc(answer: Any) -> Any:
     return answer
 
 
-def sql_of(store: Store, name: str, dialect: str, day: str = "", against: str = "",
-           connection: str = "", that: str = "") -> str:  # fmt: skip
-    """The question in the SQL of another engine, over tables of the dataset's names. UsageError."""
-    with opened(DUCKDB) as one:
-        asked = _asked(Files(store, one), name, day, against, connection, that)
-        with told(name):
-            return str(ibis().to_sql(QUERIES[name][1](asked).unbind(), dialect=dialect))
-
-
 def _asked(files: Files, name: str, day: str, against: str, connection: str, that: str) -> Asked:
     days = files.store.days("table=settings")
     if not days:

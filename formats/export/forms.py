@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.files import create_file, file_or_stdout
-from tcpkmon.formats.base.reader import TIMELINES, Reader, Records
+from tcpkmon.formats.base.reader import TIMELINE, Reader, Records
 
 
 def _write_text(form: str, records: Records, output: Path | None, force: bool) -> None:
@@ -38,14 +38,13 @@ def _write_tables(form: str, records: Records, output: Path | None, force: bool)
     table_folder.write_folder(records, form, output, is_file, force)
 
 
-def _write_timeline(form: str, records: Records, output: Path | None, force: bool) -> None:
+def _write_timeline(_: str, records: Records, output: Path | None, force: bool) -> None:
     from tcpkmon.formats import timeline
 
-    writers = {"perfetto": timeline.write_perfetto, "chrome-json": timeline.write_chrome}
-    if output is None and sys.stdout.isatty() and form == "perfetto":
+    if output is None and sys.stdout.isatty():
         raise UsageError("a Perfetto trace is no text", "name a file with -o")
     with file_or_stdout(output, force) as out:
-        writers[form](records, out)
+        timeline.write_perfetto(records, out)
 
 
 def _write_pcapng(reader: Reader, output: Path | None, force: bool) -> None:
@@ -62,7 +61,7 @@ FORMS: dict[str, Callable[[Records, Path | None, bool], None]] = {
     for write, forms in (
         (_write_tables, TABLES),
         (_write_text, ("csv", "spreadsheet", "json", "perl", "psc1")),
-        (_write_timeline, TIMELINES),
+        (_write_timeline, (TIMELINE,)),
     )
     for form in forms
 }

@@ -20,7 +20,7 @@ from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.text import quote_csv, quote_spreadsheet
 from tcpkmon.formats.klogger.batch import LogBatch
 from tcpkmon.formats.klogger.table import NUMBERS, LogEvent, LogField, LogFormat
-from tcpkmon.formats.lines import Cell, Kind, Plan, Rows, Source, Texts, make_writer
+from tcpkmon.formats.lines import Cell, Kind, Plan, Rows, Source, Texts, Writer
 
 SERIAL, TIME, CPU = HEADS = "serial", "timestamp", "cpu"
 _PAGE_BYTES = 4 << 20
@@ -176,7 +176,7 @@ class Lines:
 
     def make_worker(self) -> Callable[[Rows], Texts]:
         """A function that returns the text of a page; only one thread may use it at a time."""
-        return make_writer(self._plans).write
+        return Writer(self._plans).write
 
     def pages(self, records: Iterable[tuple[LogBatch, NDArray[np.int64]]]) -> Iterator[Rows]:
         """The records in order, in pages. records: batches, each with its LogClock.times()."""

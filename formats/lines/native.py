@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes lines by lines.c, which the installation compiles if there is a compiler."""
+"""Writes lines by lines.c, which the installation compiles."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tcpkmon.formats.base.compiled import find_compiled
 from tcpkmon.formats.base.errors import TcpkmonError
+from tcpkmon.formats.base.installing import how_to_install
 from tcpkmon.formats.base.limits import MOST_TEXT_BYTES
 from tcpkmon.formats.lines.cells import Cell, Kind, Plan, Rows
 
@@ -54,15 +55,20 @@ _SIGNATURES: dict[str, tuple[Any, str]] = {
 
 
 @functools.cache
-def find_library() -> ctypes.CDLL | None:
-    """The compiled lines.c; None if there is none of this version."""
-    return find_compiled(Path(__file__).with_name("_lines"), _VERSION, _SIGNATURES)
+def find_library() -> ctypes.CDLL:
+    """The compiled lines.c. TcpkmonError if there is none of this version."""
+    place = Path(__file__).with_name("_lines")
+    if (library := find_compiled(place, _VERSION, _SIGNATURES)) is None:
+        raise TcpkmonError(f"{place}*.so is missing, or of another version: text cannot be written",
+                           how_to_install("tcpkmon"))  # fmt: skip
+    return library
 
 
-class NativeWriter:
-    """Writes rows of these plans with find_library(); for one thread at a time."""
+class Writer:
+    """Writes rows of these plans; for one thread at a time. TcpkmonError without lines.c."""
 
-    def __init__(self, plans: Sequence[Plan], library: ctypes.CDLL) -> None:
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        library = find_library()
         self._plans = list(plans)
         self._library = library
         self._handle = library.lines_new()

@@ -32,15 +32,13 @@ class StringWriter:
 
     def write(
         self, values: npt.NDArray[Any]
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]] | None:
-        """The offsets of the texts, (n + 1,), and their UTF-8; None if lines.c is not compiled.
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+        """The offsets of the texts, (n + 1,), and their UTF-8.
 
         values: (n,) of one dtype in all calls, contiguous. Raises TcpkmonError if the texts do not
-        fit 2 GiB.
+        fit 2 GiB, or without lines.c.
         """
         library = find_library()
-        if library is None:
-            return None
         values = np.ascontiguousarray(values)
         width = values.dtype.itemsize
         if not self._handle:
@@ -71,7 +69,6 @@ class StringWriter:
     def _add(self, value: npt.NDArray[Any]) -> None:
         """Add the text of a value, given as an array of one item."""
         library = find_library()
-        assert library is not None
         if self._known == _KNOWN_MAX:
             library.lines_forget(self._handle, 0)
             self._known = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the writer of lines, and writes pages with several threads."""
+"""Writes pages with several threads."""
 
 from __future__ import annotations
 
@@ -7,30 +7,13 @@ import collections
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO, Protocol, TypeVar
-
-from tcpkmon.formats.lines.cells import Plan, Rows
-from tcpkmon.formats.lines.native import NativeWriter, find_library
-from tcpkmon.formats.lines.plain import PlainWriter
+from typing import Any, BinaryIO, TypeVar
 
 _THREADS = min(os.cpu_count() or 1, 4)
 
 Texts = Sequence["bytes | memoryview"]
 Page = TypeVar("Page")
 Worker = TypeVar("Worker", bound=Callable[[Any], Texts])
-
-
-class Writer(Protocol):
-    """Writes rows as lines; for one thread at a time."""
-
-    def write(self, rows: Rows) -> Texts:
-        """The lines of the rows, in pieces that are valid until the next call."""
-
-
-def make_writer(plans: Sequence[Plan]) -> Writer:
-    """A writer of rows of these plans: native if it is compiled."""
-    library = find_library()
-    return PlainWriter(plans) if library is None else NativeWriter(plans, library)
 
 
 def write_pages(

@@ -16,7 +16,7 @@ from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.limits import MOST_TEXT_BYTES
 from tcpkmon.formats.base.text import quote_csv, quote_spreadsheet
-from tcpkmon.formats.lines import Cell, Kind, Plan, Rows, Source, make_writer, write_pages
+from tcpkmon.formats.lines import Cell, Kind, Plan, Rows, Source, Writer, write_pages
 from tcpkmon.formats.psc.columns import Column
 from tcpkmon.formats.psc.values import decode
 
@@ -165,7 +165,7 @@ class _Worker:
         self._entries = entries
         self._choose = choose
         self._buffer = np.empty(rows, entries.entry_dtype)
-        self._writer = make_writer([plan])
+        self._writer = Writer([plan])
         self._counted = counted
         self.numbers: npt.NDArray[Any] = np.empty(0, np.uint64)
 

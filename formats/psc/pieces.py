@@ -13,10 +13,10 @@ from pathlib import Path
 from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError
 from tcpkmon.formats.base.files import is_unpacked, read_head
 from tcpkmon.formats.base.limits import MOST_HEADER_BYTES
-from tcpkmon.formats.base.segments import find_capture, find_segments, open_segment, order, place_of
+from tcpkmon.formats.base.segments import find_capture, open_segment, order, place_of
 from tcpkmon.formats.psc.header import Header, decode_header
 
-SUFFIXES = (".pm", ".arrow")
+SUFFIX = ".pm"
 _FIRST_BYTES = 1 << 18
 _ANY_BYTES = 1 << 62
 
@@ -90,8 +90,7 @@ def find_files(
 def _in(path: str | os.PathLike[str]) -> list[Path]:
     if not os.path.isdir(path):
         return [Path(path)]
-    suffix = next((one.suffix for one in find_segments(path)[::-1] if one.suffix in SUFFIXES), "")
-    return find_capture(path, suffix or SUFFIXES[0], place_at)
+    return find_capture(path, SUFFIX, place_at)
 
 
 def place_at(path: Path) -> tuple[str, int]:

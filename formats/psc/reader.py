@@ -16,7 +16,7 @@ from tcpkmon.formats.base import facts
 from tcpkmon.formats.base.analysed import Analysed
 from tcpkmon.formats.base.changes import Off, Switches
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.base.reader import TIMELINES, Records
+from tcpkmon.formats.base.reader import TIMELINE, Records
 from tcpkmon.formats.base.segments import has_earlier
 from tcpkmon.formats.psc.columns import TIME
 from tcpkmon.formats.psc.entries import READ_BYTES, Entries, is_control
@@ -193,7 +193,7 @@ class Capture(Entries, Analysed):
         self, form: str, columns: Sequence[str] | None = None, sort: str | None = None
     ) -> Records:
         """The snapshots for an export; see formats.base.reader.Reader."""
-        if form in TIMELINES:
+        if form == TIMELINE:
             if columns is not None or sort is not None:
                 raise UsageError(
                     f"{form} takes neither --columns nor --sort",

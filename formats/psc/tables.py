@@ -62,9 +62,9 @@ def _make_table(
             array = pyarrow.array(found[name], pyarrow.timestamp(unit, "UTC"))
         elif text is None:
             array = fixed(found[name], entries.none_of(name))
-        elif not writers or name not in writers or (
-            (array := _strings(writers[name], found[name])) is None
-        ):
+        elif writers and name in writers:
+            array = _strings(writers[name], found[name])
+        else:
             array = with_texts(encode(found[name]), text)
         arrays.append(array)
         nullable = entries.none_of(name) is not None
@@ -80,12 +80,9 @@ def _or_none(entries: Entries, name: str, text: Callable[[bytes], str]) -> Text:
 
 
 def _strings(writer: StringWriter, values: npt.NDArray[Any]) -> Any:
-    """A string array; None if there is no compiled library."""
-    written = writer.write(values)
-    if written is None:
-        return None
+    """A string array."""
     pyarrow = import_pyarrow()
-    buffers = [None, *map(pyarrow.py_buffer, written)]
+    buffers = [None, *map(pyarrow.py_buffer, writer.write(values))]
     return pyarrow.Array.from_buffers(pyarrow.string(), len(values), buffers)
 
 

@@ -17,7 +17,6 @@ from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.klogger.overlap import LOST, base_numbers
 from tcpkmon.formats.klogger.table import LogFormat
 from tcpkmon.formats.psc.reader import Capture
-from tcpkmon.formats.timeline.chrome import ChromeSink
 from tcpkmon.formats.timeline.host import Disk, Pages, Sched, has_fields, parts_of
 from tcpkmon.formats.timeline.layers import Layers
 from tcpkmon.formats.timeline.losses import Cpus
@@ -34,15 +33,7 @@ _MOST_NS = 1 << 62
 
 def write_perfetto(records: Records, out: BinaryIO) -> None:
     """Write a Perfetto trace. UsageError without the package, and as Source does."""
-    _write(records, PerfettoSink(out))
-
-
-def write_chrome(records: Records, out: BinaryIO) -> None:
-    """Write JSON of the Trace Event Format. UsageError as Source does."""
-    _write(records, ChromeSink(out))
-
-
-def _write(records: Records, sink: Sink) -> None:
+    sink = PerfettoSink(out)
     timeline = Timeline(sink)
     if isinstance(records, Capture):
         with why.Source(records) as source:

@@ -40,8 +40,6 @@ class _Capture:
     twice: list[str] = field(default_factory=list)
     sealed: dict[int, str] = field(default_factory=dict)
     deleted: set[int] = field(default_factory=set)
-    tables: dict[int, str] = field(default_factory=dict)
-    """Those that are Parquet without a proof."""
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Records in a segment, and how many were lost, as they were when it was sealed."""
     listed: Listed = field(default_factory=Listed)
@@ -50,7 +48,7 @@ class _Capture:
     first_told: int = 0
     """Of an index that is too long: its end tells of the segments from this number on."""
 
-    def told(self, line: Mapping[str, Any], name: str, number: int, is_table: bool) -> None:
+    def told(self, line: Mapping[str, Any], name: str, number: int) -> None:
         """A line of the index."""
         what, original = line.get("what"), parse_name(name)
         if what == "deleted":
@@ -58,9 +56,7 @@ class _Capture:
         elif what in ("sealed", "repaired", "archived"):
             self.deleted.discard(number)
             self.sealed[number] = original.original if original is not None else name
-        if what == "archived" and is_table:
-            self.tables[number] = name
-        elif what == "repaired":
+        if what == "repaired":
             self.counts.pop(number, None)
         elif what == "sealed" and type(records := line.get("records")) is int:
             lost = line.get("lost")
@@ -68,7 +64,7 @@ class _Capture:
 
     def lost(self, here: Set[str]) -> list[str]:
         """The names that were sealed and not deleted, of which no file is here."""
-        gone = self.sealed.keys() - self.deleted - self.tables.keys()
+        gone = self.sealed.keys() - self.deleted
         return [self.sealed[number] for number in sorted(gone) if self.sealed[number] not in here]
 
 
@@ -83,13 +79,12 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
         raise FileError(f"cannot read {folder}: {error.strerror}") from error
     reports: list[Report] = []
     captures: defaultdict[str, _Capture] = defaultdict(_Capture)
-    tables: set[str] = set()
     for segment in segments:
         *logs, report = _verify(segment, Path(folder), verify)
         reports += [*(log for log in logs if log.exit_code == DOES_NOT_ADD_UP), report]
         report.brief = report.part is None or not report.part.is_dump
         if report.part is None:
-            (tables.add if report.error_exit == LOSSES else others.append)(segment.name)
+            others.append(segment.name)
             continue
         capture = captures[report.part.capture]
         if report.part.number in capture.parts:
@@ -114,7 +109,7 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
         known = captures[capture_id]
         if not has_all:
             known.first_told = min(known.first_told or number, number)
-        known.told(line, name, number, name in tables)
+        known.told(line, name, number)
     here = {segment.original for segment in segments}
     gone: list[str] = []
     for capture_id, capture in captures.items():
@@ -124,7 +119,7 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
             for segment, _, _ in capture.parts.values()
             if (told := of_names.get(segment.original, capture_id)) != capture_id
         }
-        if capture.parts or capture.tables:
+        if capture.parts:
             reports.append(_Chain(str(folder), capture, others).check())
             others = []
         else:
@@ -177,9 +172,6 @@ class _Chain:
     def check(self) -> Report:
         report, capture, problems = self._report, self._capture, self._problems
         numbers = sorted(capture.parts)
-        if not numbers:
-            report.error, report.error_exit = f"not proven: {self._about_tables()}", LOSSES
-            return report
         for name in capture.twice:
             problems.add_header(f"{name}: another segment has its number")
         for name, other in capture.strangers.items():
@@ -242,11 +234,6 @@ class _Chain:
             what = f"{INDEX} counts {lost} lost, but it says that none is"
             self._problems.add_header(f"{segment.name}: {what}")
 
-    def _about_tables(self) -> str:
-        count, numbers = len(self._capture.tables), sorted(self._capture.tables)
-        what = f"{count} segment(s) are Parquet without a proof"
-        return f"{what}: {_ranges([(n, n) for n in numbers])}"
-
     def _add(self, found: Report) -> None:
         """Add a segment's numbers to those of the capture."""
         report = self._report
@@ -290,10 +277,7 @@ class _Chain:
         highest = max([numbers[-1], *capture.sealed])
         if highest > numbers[-1] + (1 << 20):  # of a forged index
             highest = numbers[-1]
-        if capture.tables:
-            self._report.notes.append(self._about_tables())
-        known = capture.parts.keys() | capture.tables.keys()
-        absent = gaps(sorted(n for n in known if n <= highest), 1, highest)
+        absent = gaps(sorted(n for n in capture.parts if n <= highest), 1, highest)
         taken: list[tuple[int, int]] = []
         gone: list[tuple[int, int]] = []
         deleted = sorted(capture.deleted)

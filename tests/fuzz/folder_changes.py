@@ -6,12 +6,10 @@ What verify passes is whole: as many records are read from it as were written.
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 import shutil
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -20,7 +18,7 @@ from typing import Any
 
 from tcpkmon.formats.base.errors import TcpkmonError
 from tcpkmon.formats.base.segments import INDEX
-from tests.fuzz.mutate import change_json, mutate
+from tests.fuzz.mutate import change_json
 
 Files = dict[str, bytes]
 
@@ -46,15 +44,15 @@ def templates() -> dict[str, tuple[Files, Files, int]]:
 
     found = {}
     with tempfile.TemporaryDirectory() as base:
-        for name, write, form in (
-            ("psc", make, ""), ("zst", make, "zst"), ("parquet", make, "parquet"),
-            ("logs", make_logs, ""), ("magnet", build, ""), ("dumps", _dumps, ""),
+        for name, write, packs in (
+            ("psc", make, False), ("zst", make, True), ("logs", make_logs, False),
+            ("magnet", build, False), ("dumps", _dumps, False),
         ):  # fmt: skip
             Path(base, name).mkdir()
             for part in ("one", "other"):
                 write(Path(base, name, part), 3, 4)
-                if form:
-                    archive(Path(base, name, part), form)
+                if packs:
+                    archive(Path(base, name, part))
             one, other = read(Path(base, name, "one")), read(Path(base, name, "other"))
             found[name] = one, other, records_in(Path(base, name, "one"))
     return found
@@ -104,8 +102,6 @@ def check_archive(data: bytes, folder: Path) -> None:
     with suppress(TcpkmonError), open_plain(path) as file:
         whole = file.read()
         assert read_head(path, 16) == whole[:16]
-        if data[:4] == b"PAR1":
-            assert whole in archived(), "Parquet became what was never archived"
     with suppress(TcpkmonError):
         json.dumps([report.as_json() for report in format_of(path).verify(path)])
 
@@ -122,11 +118,6 @@ def check_index(data: bytes, folder: Path) -> None:
 
 
 @cache
-def archived() -> list[bytes]:
-    return [data for name, data in templates()["psc"][0].items() if name != INDEX] + _small()
-
-
-@cache
 def _small() -> list[bytes]:
     from tests.fuzz.seeds import seeds
 
@@ -138,30 +129,16 @@ def archives() -> Iterator[tuple[str, bytes]]:
     import pyarrow
 
     with tempfile.TemporaryDirectory() as base:
-        path, packed = Path(base, "x.pm"), Path(base, "x.parquet")
+        packed = Path(base, "x.zst")
         for number, data in enumerate(_small()):
-            path.write_bytes(data)
-            pack_parquet(path, packed)
-            yield f"parquet-{number}", packed.read_bytes()
-        with pyarrow.CompressedOutputStream(str(packed), "zstd") as out:
-            out.write(_small()[0])
-        yield "zstd", packed.read_bytes()
-
-
-def pack_parquet(path: Path, packed: Path) -> None:
-    """A PSC file as retention archives it: with what makes it a capture again."""
-    from tcpkmon.formats.base.table_file import write_parquet
-    from tcpkmon.formats.psc.archive import describe
-    from tcpkmon.formats.psc.reader import open_capture
-
-    with open_capture(path) as capture, packed.open("wb+") as out:
-        records = capture.for_export("parquet")
-        write_parquet(records, out, describe(capture, records))
+            with pyarrow.CompressedOutputStream(str(packed), "zstd") as out:
+                out.write(data)
+            yield f"zstd-{number}", packed.read_bytes()
 
 
 def indexes() -> Iterator[tuple[str, bytes]]:
     """Seeds of check_index()."""
-    for name in ("psc", "parquet"):
+    for name in ("psc", "zst"):
         yield name, templates()[name][0][INDEX]
 
 
@@ -259,32 +236,6 @@ def _cut_out(files: Files, other: Files, chance: random.Random) -> None:
             files[name] = chance.choice(found)
 
 
-def _metadata(files: Files, other: Files, chance: random.Random) -> None:
-    """A Parquet file with other metadata, or fewer rows; its forms are right."""
-    from pyarrow import ArrowException, BufferReader, parquet
-
-    names = [name for name in files if name.endswith(".parquet")]
-    if not names:
-        return
-    name = chance.choice(names)
-    with suppress(ArrowException, OSError, KeyError), tempfile.TemporaryDirectory() as base:
-        table = parquet.read_table(BufferReader(files[name]))
-        metadata = dict(table.schema.metadata)
-        key = chance.choice((b"tcpkmon.capture", b"tcpkmon.header", b"tcpkmon.control"))
-        if key == b"tcpkmon.capture":
-            values = json.loads(metadata[key])
-            change_json(values, chance)
-            metadata[key] = json.dumps(values).encode()
-        else:
-            data = zlib.decompress(base64.b64decode(metadata[key]))
-            data = mutate(data, (), chance, 1 << 20)
-            metadata[key] = base64.b64encode(zlib.compress(data))
-        rows = chance.choice((table.num_rows, table.num_rows, 0, table.num_rows - 1))
-        table = table.slice(0, rows).replace_schema_metadata(metadata)
-        parquet.write_table(table, Path(base, "x"))
-        files[name] = Path(base, "x").read_bytes()
-
-
 def _index(files: Files, other: Files, chance: random.Random) -> None:
     """Lines of the index lost, doubled or changed; none says that something was deleted."""
     lines = files.get(INDEX, b"").splitlines(keepends=True)
@@ -316,6 +267,5 @@ def _bytes(files: Files, other: Files, chance: random.Random) -> None:
 
 
 _CHANGES = (
-    _remove, _swap, _double, _rename, _foreign, _cut_out, _cut_out, _metadata, _index, _index,
-    _bytes,
+    _remove, _swap, _double, _rename, _foreign, _cut_out, _cut_out, _index, _index, _bytes,
 )  # fmt: skip

@@ -20,14 +20,14 @@ from typing import Any
 import pyarrow
 
 from tcpkmon.formats.base.segments import INDEX
-from tests.fuzz.folder_changes import Files, change_folder, pack_parquet, read, write
+from tests.fuzz.folder_changes import Files, change_folder, read, write
 from tests.fuzz.mutate import mutate
 from tests.kept.make import unpack
 from tests.unit.forging import PLACES, PscFile
 from tests.unit.forging_logs import LOG_PLACES, MAGNET_PLACES, LogFile, MagnetFile
 
 KEPT = (
-    "psc-plain", "psc-rotated", "psc-recorded", "psc-zst", "psc-parquet",
+    "psc-plain", "psc-rotated", "psc-recorded", "psc-zst",
     "klogger-plain", "klogger-rotated", "klogger-recorded",
     "magnet-plain", "magnet-rotated", "magnet-recorded",
 )  # fmt: skip
@@ -145,7 +145,7 @@ def _forge_file(forged: Forged, chance: random.Random) -> None:
     hidden = left & _ON_THEIR_WAY if "recorded" in forged.name else set()
     forged.left, forged.is_told = sorted(left), data != file.encode(hidden)
     is_last = which.split("/")[0] == max(names).split("/")[0]
-    forged.is_told |= forged.name.endswith(("rotated", "zst", "parquet")) and not is_last
+    forged.is_told |= forged.name.endswith(("rotated", "zst")) and not is_last
     old, forged.files[which] = forged.files[which], (packed := _packed(data, packing))
     if INDEX in forged.files:
         more = -len(some) if drops else len(some)
@@ -157,7 +157,7 @@ def _unpacked(name: str, data: bytes) -> tuple[bytes, str]:
     from tcpkmon.formats.base.files import open_plain
 
     suffix = Path(name).suffix
-    if suffix not in (".zst", ".parquet"):
+    if suffix != ".zst":
         return data, ""
     with tempfile.TemporaryDirectory() as base:
         path = Path(base, "x")
@@ -170,13 +170,9 @@ def _packed(data: bytes, suffix: str) -> bytes:
     if not suffix:
         return data
     with tempfile.TemporaryDirectory() as base:
-        path, packed = Path(base, "x.pm"), Path(base, "x")
-        if suffix == ".zst":
-            with pyarrow.CompressedOutputStream(str(packed), "zstd") as out:
-                out.write(data)
-        else:
-            path.write_bytes(data)
-            pack_parquet(path, packed)
+        packed = Path(base, "x")
+        with pyarrow.CompressedOutputStream(str(packed), "zstd") as out:
+            out.write(data)
         return packed.read_bytes()
 
 
@@ -187,7 +183,7 @@ def _index(
     """Rewrite its lines of a segment; whether all was rewritten that counts its records."""
     left = {word for word in ("records", "bytes", "sha256") if chance.random() < 0.2}
     segment = which.split("/", 1)[0]
-    plain = re.sub(r"\.(zst|parquet)$", "", segment)
+    plain = re.sub(r"\.zst$", "", segment)
     lines, counts = [], set[str]()
     for line in forged.files[INDEX].splitlines():
         told = json.loads(line)

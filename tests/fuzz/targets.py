@@ -313,8 +313,6 @@ def check_text(form: str, answer: Answer) -> None:
     if form == "json":
         for line in answer.out.splitlines():
             assert isinstance(json.loads(line), dict)
-    elif form == "chrome-json":
-        assert not answer.out or isinstance(json.loads(answer.out)["traceEvents"], list)
     elif form == "perfetto":
         from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
@@ -960,7 +958,7 @@ def forgeries(data: bytes) -> None:
 
 
 def archived(data: bytes) -> None:
-    """What Parquet and zstd hold."""
+    """What zstd holds."""
     from tests.fuzz.folder_changes import check_archive
 
     check_archive(data, _folder(os.getpid()) / "archive")
@@ -985,7 +983,6 @@ TARGETS = {
     "parquet-psc": Target("psc", 20, exporting("parquet")),
     "arrow-psc": Target("psc", 20, exporting("arrow"), in_c=True),
     "perfetto-psc": Target("psc", 10, exporting("perfetto")),
-    "chrome-json-psc": Target("psc", 10, exporting("chrome-json")),
     "text": Target("psc", 40, drawing("-T"), in_c=True),
     "gaps": Target("psc", 30, drawing("-D")),
     "memory": Target("psc", 30, drawing("-M")),
@@ -1000,7 +997,6 @@ TARGETS = {
     "csv-klogger": Target("klogger", 10, exporting("csv"), in_c=True),
     "arrow-klogger": Target("klogger", 10, exporting("arrow")),
     "perfetto-klogger": Target("klogger", 10, exporting("perfetto")),
-    "chrome-json-klogger": Target("klogger", 10, exporting("chrome-json")),
     **{
         f"decode-{form}": Target("klogger", 15, decoding(form), in_c=form != "parquet")
         for form in DECODE

@@ -193,15 +193,12 @@ def _taken_over(space: Any, kind: str, path: Path) -> None:
         shutil.copytree(Path(folder, "calls"), path)
 
 
-def _archived(method: str) -> Callable[[Any, str, Path], None]:
-    def make(space: Any, kind: str, path: Path) -> None:
-        words = ("-o", str(path), "--rotate-every", "1s", "--archive", method)
-        with _collecting(space, *FORMATS[kind], *words):
-            for _ in range(2):
-                space.run(lambda: _traffic(4))
-                time.sleep(0.7)
-
-    return make
+def _archived(space: Any, kind: str, path: Path) -> None:
+    words = ("-o", str(path), "--rotate-every", "1s", "--archive", "zst")
+    with _collecting(space, *FORMATS[kind], *words):
+        for _ in range(2):
+            space.run(lambda: _traffic(4))
+            time.sleep(0.7)
 
 
 def _cut(plain: Path, path: Path) -> None:
@@ -213,8 +210,7 @@ def _cut(plain: Path, path: Path) -> None:
 
 MAKERS: dict[str, Callable[[Any, str, Path], None]] = {
     "plain": _plain, "rotated": _rotated, "recorded": _recorded, "lossy": _lossy,
-    "killed": _killed, "taken-over": _taken_over, "zst": _archived("zst"),
-    "parquet": _archived("parquet"),
+    "killed": _killed, "taken-over": _taken_over, "zst": _archived,
 }  # fmt: skip
 WANTED = {
     "psc": (*MAKERS, "cut", "repaired"),

@@ -148,7 +148,7 @@ class Daemon:
     def files(self, name: str) -> list[Path]:
         """The files of a capture, in order."""
         files = (self.folder / name).iterdir()
-        return sorted(path for path in files if path.suffix in (".pm", ".arrow"))
+        return sorted(path for path in files if path.suffix == ".pm")
 
     def finish(self) -> Done:
         """SIGTERM; waits for the end."""

@@ -27,7 +27,6 @@ TICK_MS = 10
 TRIGGER = f"data_ready and pmtu == {MTU}"
 OUTPUTS = {
     "a.pm": (),
-    "a.arrow": ("--format", "arrow"),
     "segments": ("--rotate-every", "1s"),
     "dumps": ("--record-last", "60s", "--on", TRIGGER),
     "log": ("--format", "klogger"),

@@ -94,7 +94,7 @@ def calls_in(paths: list[Path]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "file_format", ["psc", "klogger", "arrow", "extended"] if FULL else ["psc", "klogger"]
+    "file_format", ["psc", "klogger", "extended"] if FULL else ["psc", "klogger"]
 )
 @pytest.mark.parametrize("every", ["1h", "1s"] if FULL else ["1s"])
 @pytest.mark.parametrize("number", range(ROUNDS))

@@ -66,7 +66,7 @@ def test_what_is_said_of_process_1_is_so() -> None:
 
 
 FORMATS = {
-    "psc": (), "klogger": ("--format", "klogger"), "arrow": ("--format", "arrow"),
+    "psc": (), "klogger": ("--format", "klogger"),
     "magnet": ("--format", "magnet", "--schema", "magnet"),
 }  # fmt: skip
 FIRST = "pid:[4026531836]"

@@ -34,7 +34,6 @@ from tcpkmon.formats.dataset import (
     compact,
     drop,
     opened,
-    sql_of,
 )
 from tcpkmon.formats.dataset.store import Part
 from tests.kept.make import unpack
@@ -363,16 +362,6 @@ def test_check_and_diff_are_those_of_the_files(tmp_path: Path, captures: list[Pa
         assert row["median_a"] == pytest.approx(ordered[(len(ordered) - 1) // 2], rel=1e-12)
         if one.larger is not None:
             assert row["larger"] == pytest.approx(one.larger, abs=1e-9), row
-
-
-@pytest.mark.parametrize("dialect", ["trino", "clickhouse"])
-def test_questions_in_the_sql_of_others(
-    tmp_path: Path, captures: list[Path], dialect: str
-) -> None:
-    store = filled(tmp_path, captures)
-    for name in ("limits", "worst-hosts", "diff"):
-        text = sql_of(store, name, dialect, day=DAY, against=ANOTHER)
-        assert "connections" in text and "ibis" not in text
 
 
 def test_a_question_gets_the_files_of_its_days(tmp_path: Path, captures: list[Path]) -> None:

@@ -64,7 +64,7 @@ def names_in(place: Path) -> list[str]:
     return sorted(name for part in parts for name in store.read(part)["file"].to_pylist())
 
 
-@pytest.mark.parametrize("archive", ["", "zst", "parquet"])
+@pytest.mark.parametrize("archive", ["", "zst"])
 def test_each_segment_is_added(tmp_path: Path, place: Path, archive: str) -> None:
     """Two are there before, the others are sealed meanwhile; what adds them is killed."""
     paths = make(tmp_path / "out", segments=6, count=20)

@@ -18,7 +18,6 @@ import tcpkmon
 from tcpkmon.formats.base import cli, table_file
 from tcpkmon.formats.base.arrow import encode
 from tcpkmon.formats.commands.export import command
-from tcpkmon.formats.lines import strings, writing
 from tcpkmon.formats.psc import lines, tables
 from tcpkmon.formats.psc.tables import Snapshots
 from tests.unit.pmgraph_capture import Builder, mapped, merge, sawtooth
@@ -105,28 +104,7 @@ def test_text_needs_no_pyarrow(capture, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "x.parquet").exists()
 
 
-@pytest.mark.parametrize("form", ["csv", "json"])
-def test_text_is_the_same_without_a_compiler(capture, capfdbinary, monkeypatch, form):
-    assert run(capture, "--format", form) == 0
-    fast = capfdbinary.readouterr().out
-    monkeypatch.setattr(writing, "find_library", lambda: None)
-    assert run(capture, "--format", form) == 0
-    assert capfdbinary.readouterr().out == fast
 
-
-def test_arrow_is_the_same_without_a_compiler(capture, tmp_path, monkeypatch):
-    made = []
-    write = strings.StringWriter.write
-    monkeypatch.setattr(
-        strings.StringWriter, "write", lambda *values: made.append(write(*values)) or made[-1]
-    )
-    for name in ("fast", "slow"):
-        assert run(capture, "-o", tmp_path / f"{name}.arrow") == 0
-        monkeypatch.setattr(strings, "find_library", lambda: None)
-    assert made[0] is not None and made[-1] is None
-    fast, slow = (read_arrow(tmp_path / f"{name}.arrow") for name in ("fast", "slow"))
-    assert fast.schema == slow.schema and fast.to_pylist() == slow.to_pylist()
-    fast.validate(full=True)
 
 
 def test_chosen_columns_come_in_the_order_asked_for(capture, tmp_path):

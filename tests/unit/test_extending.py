@@ -181,7 +181,7 @@ def test_a_capture_of_it_is_a_psc_file_by_default(folder: Path) -> None:
     word = str(folder)
     one = make_request(Filters(), {"schemata": (word,), "output": "-"})
     assert (one.schemata, one.file_format) == (("tcp", word), "psc")
-    for name in ("arrow", "psc", "klogger"):
+    for name in ("psc", "klogger"):
         given = {"schemata": ("tcp", word), "output": "x", "file_format": name}
         check_request(make_request(Filters(), given))
     more = make_request(Filters(), {"schemata": ("sched", word), "output": "x"})

@@ -3,23 +3,18 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet
 import pytest
 
 from tcpkmon.formats.base import cli
-from tcpkmon.formats.base.files import open_plain
-from tcpkmon.formats.base.segments import INDEX
 from tcpkmon.formats.commands import decode as decoding
 from tcpkmon.formats.commands import why
 from tcpkmon.formats.magnet.control import decode, encode_header, text_records
 from tcpkmon.formats.magnet.layout import NATIVE
 from tcpkmon.formats.registry import format_of
-from tests.fuzz.folder_changes import pack_parquet
 from tests.kept.make import unpack
 from tests.unit.forging import PLACES, PscFile
 from tests.unit.forging_logs import LOG_PLACES, MAGNET_PLACES, LogFile, MagnetFile
@@ -93,54 +88,6 @@ def test_one_place_of_a_log_that_was_left_tells_it(
     name: str, left: str, seed: int, tmp_path: Path
 ) -> None:
     assert verdicts(forge_log(name, tmp_path, seed, {left})) == [5]
-
-
-def forge_archive(path: Path, seed: int, leave: set[str]) -> Path:
-    """Parquet with the digest, header and control entries of what is in it; it replaces `path`."""
-    plain = path.with_name(path.name.removesuffix(".parquet"))
-    with open_plain(path) as file:
-        data = file.read()
-    path.unlink()
-    plain.write_bytes(data)
-    forge(plain, seed, leave)
-    pack_parquet(plain, packed := plain.with_name(f"{plain.name}.parquet"))
-    plain.unlink()
-    return packed
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("left", PLACES)
-def test_a_forged_archive_whose_digest_fits(left: str, seed: int, tmp_path: Path) -> None:
-    unpack("psc-plain", tmp_path)
-    assert verdicts(forge_archive(tmp_path / "psc-plain.pm", seed, {left})) == [5]
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("rewritten", [set(), {"records"}, {"records", "bytes"}])
-def test_a_forged_archive_that_adds_up(rewritten: set[str], seed: int, tmp_path: Path) -> None:
-    """Alone it passes, as docs/verify.md says; the index and the next segment tell it."""
-    unpack("psc-plain", tmp_path)
-    assert verdicts(forge_archive(tmp_path / "psc-plain.pm", seed, set())) == [0]
-    unpack("psc-parquet", tmp_path)
-    folder = tmp_path / "psc-parquet"
-    before = sum(map(records_of, sorted(folder.glob("*.parquet"))))
-    packed = forge_archive(min(folder.glob("*.parquet")), seed, set())
-    more = sum(map(records_of, sorted(folder.glob("*.parquet")))) - before
-    lines = [json.loads(line) for line in (folder / INDEX).read_text().splitlines()]
-    for line in lines:
-        if line["name"] in (packed.name, packed.stem):
-            line["records"] += more * ("records" in rewritten)
-            if "bytes" in rewritten and line["what"] == "archived":
-                line["bytes"] = packed.stat().st_size
-    (folder / INDEX).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert 5 in verdicts(folder) and more
-    *_, chain = format_of(folder).verify(folder)
-    told = [one for one in chain.problems if "index.jsonl counts" in str(one)]
-    assert len(told) == 2 - len(rewritten)
-
-
-def records_of(path: Path) -> int:
-    return pyarrow.parquet.read_metadata(path).num_rows
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")

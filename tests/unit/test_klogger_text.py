@@ -23,7 +23,6 @@ from tcpkmon.formats.klogger.choose import ALL, Choice, parse_condition
 from tcpkmon.formats.klogger.lines import perl_text
 from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.klogger.reader import LogReader
-from tcpkmon.formats.lines import writing
 from tests.unit.klogger_samples import LogMaker, sample_header, write_big_endian
 
 HOWTO_SCHEDOUT = """{
@@ -288,12 +287,3 @@ def test_values_of_a_big_endian_machine(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("clock", ["mono", "rel", "epoch", "iso"])
-@pytest.mark.parametrize("form", ["perl", "json", "csv"])
-def test_without_the_compiled_formatter_the_text_is_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, clock: str
-) -> None:
-    log = nasty_log(tmp_path)
-    compiled = decode([log, log], form, clock=clock)
-    monkeypatch.setattr(writing, "find_library", lambda: None)
-    assert decode([log, log], form, clock=clock) == compiled

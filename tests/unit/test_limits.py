@@ -17,12 +17,10 @@ import pytest
 
 import tcpkmon
 from tcpkmon.formats.analysis import disk, open_log, queues
-from tcpkmon.formats.base import cli, limits, restore, segments
+from tcpkmon.formats.base import cli, files, limits, segments
 from tcpkmon.formats.base.errors import DamagedError, FileError, SchemaError, UsageError
 from tcpkmon.formats.base.files import open_plain, read_head
-from tcpkmon.formats.base.restore import check_unpacked
 from tcpkmon.formats.base.segments import parse_name
-from tcpkmon.formats.base.table_file import write_parquet
 from tcpkmon.formats.commands import pmgraph as pmgraph_command
 from tcpkmon.formats.klogger import LogReader
 from tcpkmon.formats.klogger.encode import DUMP_HEAD, DUMP_MAGIC, HEAD_CRC_AT, encode_preamble
@@ -33,16 +31,12 @@ from tcpkmon.formats.pmgraph import pages as pages_module
 from tcpkmon.formats.pmgraph.connections import find_connections
 from tcpkmon.formats.pmgraph.options import Selection
 from tcpkmon.formats.pmgraph.pages import build_pages
-from tcpkmon.formats.psc import archive
-from tcpkmon.formats.psc.archive import describe as describe_archive
 from tcpkmon.formats.psc.header import decode_header
-from tcpkmon.formats.psc.reader import open_capture
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.schema import Suggestions, parse, suggest
 from tcpkmon.formats.verify import Report, chain
 from tcpkmon.formats.verify.report import Problems
 from tcpkmon.formats.verify.segment import Part
-from tests.unit.captures import clean_capture
 from tests.unit.klogger_samples import LogMaker, sample_header
 from tests.unit.pmgraph_capture import Builder
 from tests.unit.psc_samples import END, describe, entry_size, record
@@ -300,14 +294,14 @@ def test_requests_in_a_rebuilt_queue(
 
 def test_what_an_archive_holds() -> None:
     few, times = limits.FEW_UNPACKED_BYTES, limits.MOST_UNPACKED_TIMES
-    check_unpacked(few, 1, "x")
-    check_unpacked(times << 20, 1 << 20, "x")
-    check_unpacked(limits.MOST_UNPACKED_BYTES, 1 << 30, "x")
+    files._check_unpacked(few, 1, "x")
+    files._check_unpacked(times << 20, 1 << 20, "x")
+    files._check_unpacked(limits.MOST_UNPACKED_BYTES, 1 << 30, "x")
     for size, packed in (
         (few + 1, 1), ((times << 20) + 1, 1 << 20), (limits.MOST_UNPACKED_BYTES + 1, 1 << 40),
     ):  # fmt: skip
         with pytest.raises(DamagedError, match="but holds more than"):
-            check_unpacked(size, packed, "x")
+            files._check_unpacked(size, packed, "x")
 
 
 @pytest.mark.parametrize("more", [0, 1])
@@ -315,8 +309,8 @@ def test_zstd_stops_at_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
 ) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    monkeypatch.setattr(restore, "FEW_UNPACKED_BYTES", 1 << 22)
-    monkeypatch.setattr(restore, "MOST_UNPACKED_TIMES", 1)
+    monkeypatch.setattr(files, "FEW_UNPACKED_BYTES", 1 << 22)
+    monkeypatch.setattr(files, "MOST_UNPACKED_TIMES", 1)
     path = tmp_path / "x.pm.zst"
     with pyarrow.CompressedOutputStream(str(path), "zstd") as out:
         out.write(bytes((1 << 22) + more))
@@ -326,50 +320,6 @@ def test_zstd_stops_at_the_limit(
     with pytest.raises(DamagedError, match="but holds more than 4194304"):
         open_plain(path)
     assert read_head(path, 99) == bytes(99)  # no more is unpacked than it takes
-
-
-def test_rows_and_control_entries_of_parquet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("pyarrow")
-    path, packed = clean_capture(cpus=2).write(tmp_path / "in.pm"), tmp_path / "out.parquet"
-    with open_capture(path) as capture, packed.open("wb+") as out:
-        records = capture.for_export("parquet")
-        controls = int(capture.control().sum()) * capture.header.entry_size
-        plain = int((~capture.control()).sum())
-        write_parquet(records, out, describe_archive(capture, records))
-        monkeypatch.setattr(archive, "MOST_CONTROLS_BYTES", controls)
-        describe_archive(capture, records)
-        monkeypatch.setattr(archive, "MOST_CONTROLS_BYTES", controls - 1)
-        with pytest.raises(FileError, match="too many control entries"):
-            describe_archive(capture, records)
-    for name, most, what in (
-        ("MOST_CONTROLS_BYTES", controls, "metadata of an archive are damaged"),
-        ("MOST_GROUP_ROWS", plain, "a row group has more than"),
-    ):
-        monkeypatch.setattr(restore, name, most)
-        open_plain(packed).close()
-        monkeypatch.setattr(restore, name, most - 1)
-        with pytest.raises(DamagedError, match=what):
-            open_plain(packed)
-        monkeypatch.setattr(restore, name, most)
-
-
-def test_values_that_a_text_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pyarrow")
-    path = make_segments(tmp_path / "out", 1, 9)[0]
-    with open_capture(path) as capture:
-        records = capture.for_export("parquet")
-        most = max(len(one["values"]) for one in columns_of_archive(capture, records))
-        monkeypatch.setattr(archive, "MOST_STRANGE", most)
-        describe_archive(capture, records)
-        monkeypatch.setattr(archive, "MOST_STRANGE", most - 1)
-        with pytest.raises(FileError, match="does not come out of Parquet"):
-            describe_archive(capture, records)
-
-
-def columns_of_archive(capture: Any, records: Any) -> Any:
-    return json.loads(describe_archive(capture, records)[restore.CAPTURE])["columns"]
 
 
 def test_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

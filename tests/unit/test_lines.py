@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of text out of raw rows, by lines.c and without it: as written one value at a time."""
+"""Lines of text out of raw rows, by lines.c: as written one value at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from tcpkmon.formats.lines import (
     Source,
     StringWriter,
     native,
-    plain,
     strings,
     writing,
 )
@@ -41,20 +40,11 @@ ROOT = Path(__file__).resolve().parents[2]
 NUMBER = Cell("", Kind.NUMBER, 0, 4)
 
 
-def make_native(plans: list[Plan]) -> native.NativeWriter:
-    library = native.find_library()
-    assert library is not None, "formats/lines/lines.c was not compiled: run scripts/setup"
-    return native.NativeWriter(plans, library)
 
-
-WRITERS = pytest.mark.parametrize("make", [make_native, plain.PlainWriter])
-
-
-@WRITERS
-def test_lines_are_those_written_one_value_at_a_time(make: Any) -> None:
+def test_lines_are_those_written_one_value_at_a_time() -> None:
     for seed in range(1000, 1080):
         plans, rows = random_case(seed)
-        writer = make(plans)
+        writer = native.Writer(plans)
         for _ in range(2):
             assert b"".join(writer.write(rows)) == lines_by_hand(plans, rows), seed
 
@@ -75,17 +65,15 @@ def test_texts_that_fit_no_string_array_are_an_error(monkeypatch: Any) -> None:
         writer.write(np.zeros(100, np.uint32))
 
 
-def test_an_installation_without_a_compiler_writes_plainly(monkeypatch: Any) -> None:
-    monkeypatch.setattr(writing, "find_library", lambda: None)
-    assert isinstance(writing.make_writer([Plan([NUMBER], "", 4)]), plain.PlainWriter)
-
-
-def test_what_is_no_such_library_is_not_used(monkeypatch: Any, tmp_path: Path) -> None:
+def test_without_such_a_library_nothing_is_written(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
-    assert native.find_library.__wrapped__() is None
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
-    (tmp_path / f"_lines{suffix}").write_bytes(b"of another machine")
-    assert native.find_library.__wrapped__() is None
+    for content in (b"", b"of another machine"):
+        if content:
+            (tmp_path / f"_lines{suffix}").write_bytes(content)
+        with pytest.raises(TcpkmonError, match=r"_lines.*text cannot be written") as raised:
+            native.find_library.__wrapped__()
+        assert raised.value.hint and len(raised.value.lines()) == 1
 
 
 def test_texts_are_asked_for_once_each() -> None:
@@ -97,7 +85,7 @@ def test_texts_are_asked_for_once_each() -> None:
 
     plan = Plan([Cell("", Kind.TEXT, 0, 2, text=text)], ";", 2)
     data = np.frombuffer(b"aabbaaccbb" * 500, np.uint8)
-    writer = make_native([plan])
+    writer = native.Writer([plan])
     assert b"".join(writer.write(Rows(data, 2500))) == b"aa;bb;aa;cc;bb;" * 500
     assert sorted(asked) == [b"aa", b"bb", b"cc"]
 
@@ -105,7 +93,7 @@ def test_texts_are_asked_for_once_each() -> None:
 def test_texts_of_a_file_without_end_do_not_fill_the_memory(monkeypatch: Any) -> None:
     monkeypatch.setattr(native, "MOST_TEXT_BYTES", 20_000)
     plan = Plan([Cell("", Kind.TEXT, 0, 4, text=lambda value: value.hex())], "\n", 4)
-    writer = make_native([plan])
+    writer = native.Writer([plan])
     data = np.arange(20_000, dtype="<u4").view(np.uint8)
     assert b"".join(writer.write(Rows(data, 20_000))).decode().split() == [
         number.to_bytes(4, "little").hex() for number in range(20_000)
@@ -116,7 +104,7 @@ def test_texts_of_a_file_without_end_do_not_fill_the_memory(monkeypatch: Any) ->
 def test_all_cells_share_the_memory_for_texts(monkeypatch: Any) -> None:
     monkeypatch.setattr(native, "MOST_TEXT_BYTES", 20_000)
     cells = [Cell(";", Kind.TEXT, 4 * at, 4, text=lambda value: value.hex()) for at in range(50)]
-    writer = make_native([Plan(cells, "\n", 200)])
+    writer = native.Writer([Plan(cells, "\n", 200)])
     data = np.arange(50_000, dtype="<u4").view(np.uint8)
     most = 0
     for start in range(0, len(data), 2000):
@@ -174,11 +162,10 @@ def test_rows_are_arrays_of_the_right_kind() -> None:
 def test_rows_that_need_more_columns_beside_them_are_refused() -> None:
     plan = Plan([Cell("", Kind.NUMBER, 1, source=Source.SIDE)], "", 4)
     with pytest.raises(ValueError, match="wrong kind"):
-        make_native([plan]).write(Rows(np.zeros(4, np.uint8), 1, sides=[np.zeros(1, np.int64)]))
+        native.Writer([plan]).write(Rows(np.zeros(4, np.uint8), 1, sides=[np.zeros(1, np.int64)]))
 
 
-@WRITERS
-def test_rows_may_have_no_bytes(make: Any) -> None:
+def test_rows_may_have_no_bytes() -> None:
     plans = [
         Plan([Cell("<", Kind.NUMBER, 0, source=Source.SIDE)], ">", 0),
         Plan([Cell("", Kind.HEX, 1, 1)], ";", 2),
@@ -187,13 +174,13 @@ def test_rows_may_have_no_bytes(make: Any) -> None:
     places = np.array([4, 2, 0], np.int64)
     numbers = np.array([0, 1, 0], np.uint16)
     rows = Rows(np.arange(4, dtype=np.uint8), 3, places, numbers, sides)
-    assert b"".join(make(plans).write(rows)) == b"<18446744073709551615>03;<6>"
+    assert b"".join(native.Writer(plans).write(rows)) == b"<18446744073709551615>03;<6>"
 
 
 def test_a_line_that_fits_no_memory_is_told(monkeypatch: Any) -> None:
     monkeypatch.setattr(native, "_LINE_MAX", 1000)
     monkeypatch.setattr(native, "_OUT_BYTES", 100)
-    writer = make_native([Plan([Cell("x" * 1000, Kind.NUMBER, 0, 4)], "", 4)])
+    writer = native.Writer([Plan([Cell("x" * 1000, Kind.NUMBER, 0, 4)], "", 4)])
     with pytest.raises(TcpkmonError, match="too long"):
         writer.write(Rows(np.zeros(4, np.uint8), 1))
 
@@ -204,7 +191,7 @@ def test_numbers_of_all_sizes_follow_each_other() -> None:
     numbers = [number for number in (*TELLING, *ends) if number < 2**64]
     pairs = [number for pair in itertools.product(numbers, numbers) for number in pair]
     data = np.array(pairs, "<u8").repeat(2).view(np.uint8)  # rows of 16 bytes: those compared
-    writer = make_native([Plan([Cell("", Kind.NUMBER, 0, 8)], "\n", 16)])
+    writer = native.Writer([Plan([Cell("", Kind.NUMBER, 0, 8)], "\n", 16)])
     text = b"".join(writer.write(Rows(data, len(pairs))))
     assert text.decode().split() == list(map(str, pairs))
 
@@ -212,8 +199,7 @@ def test_numbers_of_all_sizes_follow_each_other() -> None:
 def test_order_of_bytes_of_ports() -> None:
     cells = [Cell("", Kind.NUMBER, 0, 2, order) for order in Endian]
     data = np.array([1, 2, 0], np.uint8)
-    for make in (make_native, plain.PlainWriter):
-        assert b"".join(make([Plan(cells, "", 3)]).write(Rows(data, 1))) == b"513258513"
+    assert b"".join(native.Writer([Plan(cells, "", 3)]).write(Rows(data, 1))) == b"513258513"
 
 
 def test_pages_are_written_in_their_order_in_memory_used_again() -> None:

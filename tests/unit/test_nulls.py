@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,6 @@ import tcpkmon
 from tcpkmon.collector.commands.tcpkmon import command
 from tcpkmon.collector.plan.columns import EVENT, load_schema
 from tcpkmon.formats.base.cli import run
-from tcpkmon.formats.base.files import open_plain
-from tcpkmon.formats.base.table_file import write_parquet
-from tcpkmon.formats.lines import writing
-from tcpkmon.formats.psc.archive import describe
-from tcpkmon.formats.psc.reader import open_capture
 from tcpkmon.formats.schema import Field, format_schema, parse
 from tests.unit.klogger_samples import LogMaker
 from tests.unit.segment_maker import Maker
@@ -83,13 +77,8 @@ def test_tables_in_files(capture: Path, tmp_path: Path, ending: str) -> None:
     assert nullable == declared & set(table.column_names) and "snd_una" not in nullable
 
 
-@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("form", ["json", "csv", "spreadsheet"])
-def test_text(
-    capture: Path, capfdbinary: Any, monkeypatch: pytest.MonkeyPatch, form: str, compiled: bool
-) -> None:
-    if not compiled:
-        monkeypatch.setattr(writing, "find_library", lambda: None)
+def test_text(capture: Path, capfdbinary: Any, form: str) -> None:
     export(capture, "--format", form)
     text = capfdbinary.readouterr().out.decode()
     if form == "json":
@@ -112,33 +101,6 @@ def test_tables_of_the_reader_have_nulls_and_arrays_what_the_file_has(capture: P
         assert {name: table[name].to_pylist() for name in WANTED} == WANTED
         assert reader.column("min_rtt_us")[mine].tolist() == GIVEN["min_rtt_us"]
         assert reader.column("pid")[mine].tolist() == GIVEN["pid"]
-
-
-def test_the_file_comes_out_of_parquet_again(capture: Path, tmp_path: Path) -> None:
-    packed = tmp_path / f"{capture.name}.parquet"
-    with open_capture(capture) as found, packed.open("wb+") as out:
-        records = found.for_export("parquet")
-        write_parquet(records, out, describe(found, records))
-    assert pyarrow.parquet.read_table(packed)["min_rtt_us"].null_count
-    with open_plain(packed) as file:
-        assert file.read() == capture.read_bytes()
-    shutil.move(packed, capture.with_name(packed.name))
-    capture.unlink()
-    assert run(command, ["verify", str(capture.parent)], prog="tcpkmon") == 0
-
-
-def test_nulls_that_no_archive_has_are_damage(capture: Path, tmp_path: Path) -> None:
-    packed = tmp_path / "x.parquet"
-    with open_capture(capture) as found, packed.open("wb+") as out:
-        records = found.for_export("parquet")
-        write_parquet(records, out, describe(found, records))
-    whole = pyarrow.parquet.read_table(packed)
-    for none in ('"none":null', '"none":-5', '"none":99999999999999999999', '"none":"x"'):
-        metadata = dict(whole.schema.metadata)
-        key = b"tcpkmon.capture"
-        metadata[key] = metadata[key].replace(b'"none":4294967295', none.encode())
-        pyarrow.parquet.write_table(whole.replace_schema_metadata(metadata), packed)
-        assert run(command, ["verify", str(packed)], prog="tcpkmon") == 5
 
 
 LOG = """

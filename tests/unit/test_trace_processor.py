@@ -26,7 +26,6 @@ from tests.unit.trace_processor import (
     events_of,
     found_counts,
     must_agree,
-    must_agree_in_json,
     text,
 )
 from tests.unit.why_capture import CLOCK, write_capture
@@ -75,12 +74,11 @@ KINDS = pytest.mark.parametrize("kind", [*MADE, *sorted(names())])
 
 
 @KINDS
-def test_it_finds_what_the_trace_and_the_json_have(kind: str, tmp_path: Path) -> None:
+def test_it_finds_what_the_trace_has(kind: str, tmp_path: Path) -> None:
     source = source_of(kind, tmp_path)
     out = export(source, tmp_path / "out.pftrace")
     trace = read(out)
     must_agree(out, trace)
-    must_agree_in_json(export(source, tmp_path / "out.json", "--format", "chrome-json"), trace)
 
 
 def test_it_finds_what_the_capture_has(tmp_path: Path) -> None:

@@ -56,10 +56,6 @@ class Psc(Telling, Maker):
     pass
 
 
-class Arrow(Telling, Maker):
-    form = "arrow"
-
-
 class Log(Telling, LogMaker):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, settings={"unseen": SENTENCE})
@@ -76,7 +72,7 @@ class Magnet(Telling, MagnetBuilder):
         self.write()
 
 
-KINDS: list[Any] = [Psc, Arrow, Log, Magnet]
+KINDS: list[Any] = [Psc, Log, Magnet]
 
 
 def counts(reports: Any) -> list[tuple[int | None, int]]:
@@ -122,8 +118,6 @@ def test_a_segment_that_is_not_here_is_not_counted(kind: Any, tmp_path: Path) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_stays_when_names_are_replaced(kind: Any, tmp_path: Path) -> None:
     make(kind, tmp_path / "f")
-    if kind is Arrow:
-        pytest.skip("Arrow streams are not anonymised")
     anonymise(tmp_path / "f", tmp_path / "new", Who(bytes(32), DEFAULT))
     new, old = (format_of(tmp_path / name).verify(tmp_path / name) for name in ("new", "f"))
     assert counts(new) == counts(old) and counts(new)[-1] == (535 * MS, 7 * S)

@@ -36,15 +36,6 @@ COUNTERS = """
     from counter c join counter_track t on c.track_id = t.id
     join track p on t.parent_id = p.id order by c.ts, c.id
 """
-JSON_SLICES = """
-    select hex(process.name), hex(thread.name), hex(s.name), s.ts, s.dur
-    from slice s join thread_track tt on s.track_id = tt.id join thread using (utid)
-    join process using (upid)
-"""
-JSON_COUNTERS = """
-    select hex(process.name), hex(t.name), c.ts, c.value from counter c
-    join process_counter_track t on c.track_id = t.id join process using (upid) order by c.ts, c.id
-"""
 LOST_STAT = "traced_buf_sequence_packet_loss"
 FLOWS = """
     select hex(a.name), a.ts, hex(b.name), b.ts from flow
@@ -135,24 +126,3 @@ def must_agree(out: Path, trace: Trace) -> None:
     assert found_counts(out, COUNTERS) == counts
     assert found_flows(out) == flows_of(trace)
     assert complaints(out) == ({LOST_STAT: trace.dropped} if trace.dropped else {})
-
-
-def must_agree_in_json(out: Path, trace: Trace) -> None:
-    """The same of JSON, and the trace that was made of the same capture."""
-    slices, counts = events_of(trace)
-    for event in trace.events:
-        if len(event.flows) == 2:  # JSON has a second slice for a second arrow
-            track = trace.tracks[event.track]
-            group = trace.called(trace.tracks[track.parent_uuid])
-            slices[group, track.name, event.name, event.time, 0] += 1
-    units = {
-        (trace.called(trace.tracks[one.parent_uuid]), one.name): one.counter.unit_name or "bytes"
-        for one in trace.tracks.values() if one.HasField("counter")
-    }  # fmt: skip
-    assert found_slices(out, JSON_SLICES) == slices
-    assert found_counts(out, JSON_COUNTERS) == {
-        (group, f"{line} [{units[group, line]}] value"): rows
-        for (group, line), rows in counts.items()
-    }
-    assert found_flows(out) == flows_of(trace)
-    assert complaints(out) == {}

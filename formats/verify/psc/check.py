@@ -11,7 +11,7 @@ import numpy as np
 
 from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.causes import KILLED
-from tcpkmon.formats.base.errors import DamagedError, UnprovenError
+from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.base.limits import MOST_CPUS
 from tcpkmon.formats.psc.header import HEADER_DAMAGED
 from tcpkmon.formats.psc.reader import Capture, open_capture
@@ -34,7 +34,6 @@ from tcpkmon.formats.verify.psc.serials import SerialCheck
 from tcpkmon.formats.verify.report import (
     I64,
     LISTED_AT_ONCE,
-    LOSSES,
     Mask,
     Problems,
     Report,
@@ -57,8 +56,6 @@ def verify_file(path: str | os.PathLike[str]) -> Report:
             return verify_capture(capture)
     except DamagedError as error:
         return Report(str(path), error=error.message.removeprefix(f"{path}: "))
-    except UnprovenError as error:
-        return Report(str(path), error=f"not proven: {error.message}", error_exit=LOSSES)
 
 
 def verify_capture(capture: Capture) -> Report:
