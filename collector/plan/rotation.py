@@ -24,7 +24,6 @@ from tcpkmon.collector.plan.quantities import parse_duration, parse_size
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.installing import how_to_install
 
-ARCHIVES = ("zst",)
 LEAST_BYTES = 64 << 10
 LEAST_S = 0.1
 
@@ -78,7 +77,7 @@ class Rotation:
         "--on-rotate COMMAND", _COMMAND, "Run this with each finished file as last argument. No "
         "shell reads it.", True, twins=[Option("-z COMMAND", _COMMAND, "As tcpdump: --on-rotate.")])
     archive: str = option(
-        "--archive zst", choice(*ARCHIVES, checked=False), "Compress each finished file.", True,
+        "--archive zst", choice("zst"), "Compress each finished file.", True,
         default="")
     dataset: str = option(
         "--dataset DIR", PATH, "Add the tables of each finished file to the dataset in this "
@@ -104,8 +103,6 @@ class Rotation:
             raise UsageError(f"--rotate-every: less than {LEAST_S} s", "write 10m")
         if self.keep_files is not None and self.keep_files < 1:
             raise UsageError("--keep-files: less than 1", "write 10")
-        if self.archive and self.archive not in ARCHIVES:
-            raise UsageError(f"--archive: {self.archive!r} is none of {', '.join(ARCHIVES)}")
         for name, given in (("--archive", self.archive), ("--dataset", self.dataset)):
             if given and find_spec("pyarrow") is None:
                 raise UsageError(f"{name} needs pyarrow", how_to_install("pyarrow"))

@@ -38,7 +38,7 @@ def run(command: click.Command, args: Sequence[str] | None = None, prog: str = "
         sys.stdout.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if args is None else args)
     try:
-        code = _invoke(command, words, name)
+        code = _invoke(command, list(words), name)  # click takes from it
         if sys.stdout is not None:
             sys.stdout.flush()
         return code

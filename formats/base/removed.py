@@ -16,6 +16,12 @@ REMOVED = {
     "tcpkmon try FILE": "tcpkmon try --live measures a setting on half of the new connections",
     "tcpkmon metrics --otlp": "OpenTelemetry's collector scrapes tcpkmon metrics --listen",
     "[metrics] otlp": "OpenTelemetry's collector scrapes what listen serves",
+    "collect --format arrow": "tcpkmon export --format arrow makes one of a PSC file",
+    "[capture] format = arrow": "tcpkmon export --format arrow makes one of a PSC file",
+    "collect --archive parquet": "--archive zst compresses; tcpkmon export makes Parquet",
+    "[capture] rotation.archive = parquet": "zst compresses; tcpkmon export makes Parquet",
+    "tcpkmon export --format chrome-json": "viewers take --format perfetto",
+    "tcpkmon dataset query --sql": "DuckDB answers, or Spark with --engine",
     "tcpkmon.collector.klogger": "use tcpkmon.collect()",
     "tcpkmon.formats.open": "use tcpkmon.open()",
 }

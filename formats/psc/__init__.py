@@ -2,6 +2,6 @@
 """PSC files: the self-describing format of the TCP kernel monitor, written by the collector."""
 
 __all__ = [
-    "archive", "columns", "header", "lines", "pieces", "reader", "sequence", "states",
+    "columns", "header", "lines", "pieces", "reader", "sequence", "states",
     "tables", "values",
 ]  # fmt: skip
