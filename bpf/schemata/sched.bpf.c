@@ -6,6 +6,7 @@
 #include "klogger_task.h"
 
 /* collector/plan/kernel_types.py declares these types of members of task_struct. */
+struct cred;
 struct sched_entity;
 struct sched_info;
 struct signal_struct;
@@ -23,7 +24,8 @@ struct thread_info;
 #define STATE_RTLOCK_WAIT     0x1000
 #define STATE_FROZEN          0x8000
 
-#define NAME(task) ((const void *)&(task)->comm)
+#define NAME(task)            ((const void *)&(task)->comm)
+#define USER_OF(direct, task) READ(direct, READ(direct, task, cred), uid.val)
 
 #ifdef HAVE_task_struct___state
 #define STATE_BITS(direct, task) ((u32)READ(direct, task, __state))
@@ -125,10 +127,48 @@ static __always_inline void keep_priority(void *ctx, struct klogger_cpu *cpu, co
         else
             cause = KLOGGER_reshuffle_cause_PRIORITY;
         klogger(RESHUFFLE, pid, READ(direct, task, tgid), NAME(task), KEPT_PRIO(old), prio,
-                KEPT_POLICY(old), policy, cause, queued, kept->time);
+                KEPT_POLICY(old), policy, cause, queued, USER_OF(direct, task), kept->time);
     }
     kept->value = value;
     kept->time = bpf_ktime_get_ns();
+}
+
+/*
+ * Since when a CPU's thread runs, and its CPU time then. The kernel adds up a thread's CPU time at
+ * ticks and switches: one that lives for less than a tick has none until it leaves the CPU.
+ */
+struct running {
+    u64 since;
+    u64 runtime;
+    u64 pid;
+};
+
+BPF_PERCPU_ARRAY(running, struct running, 1);
+
+static __always_inline void now_runs(const int direct, struct task_struct *task) {
+    u32 zero = 0;
+    struct running *run = running.lookup(&zero);
+
+    if (!run)
+        return;
+    run->since = bpf_ktime_get_ns();
+    run->runtime = READ(direct, task, se.sum_exec_runtime);
+    run->pid = READ(direct, task, pid);
+}
+
+/* The CPU time of the current thread. Interrupts are no part of it: it is a tick more at most than
+ * what the kernel has added up.
+ */
+static __always_inline u64 runtime_now(const int direct, struct task_struct *task) {
+    u64 known = READ(direct, task, se.sum_exec_runtime), most = known + 1000000000 / KLOGGER_HZ,
+        now;
+    u32 zero = 0;
+    struct running *run = running.lookup(&zero);
+
+    if (!run || run->pid != READ(direct, task, pid))
+        return known;
+    now = run->runtime + bpf_ktime_get_ns() - run->since;
+    return now < known ? known : now > most ? most : now;
 }
 
 /* The function runs at each try; the tracepoint only where the thread is asleep. */
@@ -145,7 +185,7 @@ PROBE(wakeup_try, "TRY_TO_WAKEUP",
     klogger(TRY_TO_WAKEUP, READ(DIRECT, task, pid), READ(DIRECT, task, tgid), NAME(task),
             READ(DIRECT, task, prio), READ(DIRECT, task, policy), state_of(bits),
             READ(DIRECT, task, on_cpu), READ(DIRECT, task, on_rq) == 1 && !is_delayed(DIRECT, task),
-            wakes, CPU_OF(DIRECT, task), bpf_get_current_pid_tgid());
+            wakes, CPU_OF(DIRECT, task), bpf_get_current_pid_tgid(), USER_OF(DIRECT, task));
 }
 #endif
 
@@ -154,7 +194,8 @@ static __always_inline void added(void *ctx, struct klogger_cpu *cpu, const int 
     keep_priority(ctx, cpu, direct, task, -1);
     klogger(ADD_TO_RUNQ, READ(direct, task, pid), READ(direct, task, tgid), NAME(task),
             READ(direct, task, prio), READ(direct, task, policy), CPU_OF(direct, task), is_new,
-            READ(direct, task, se.vruntime), READ(direct, task, se.sum_exec_runtime));
+            USER_OF(direct, task), READ(direct, task, se.vruntime),
+            READ(direct, task, se.sum_exec_runtime));
 }
 
 /* A thread that is on a CPU was just going to sleep: it has not left the queue. */
@@ -213,7 +254,7 @@ static __always_inline u64 place_of_sleep(void *ctx) {
  * sleep may still be on its queue: it was preempted before, or a signal arrived.
  */
 #if USE_switched
-PROBE(switched, "REMOVE_FROM_RUNQ SLEEP RESHUFFLE SCHEDOUT SCHEDIN",
+PROBE(switched, "REMOVE_FROM_RUNQ SLEEP RESHUFFLE SCHEDOUT SCHEDIN TRAP +FORK +EXIT",
       "btf:sched_switch raw:sched_switch")
 {
     struct task_struct *prev = (struct task_struct *)ARG(1);
@@ -225,6 +266,7 @@ PROBE(switched, "REMOVE_FROM_RUNQ SLEEP RESHUFFLE SCHEDOUT SCHEDIN",
     u32 bits = STATE_BITS(DIRECT, prev);
 #endif
 
+    now_runs(DIRECT, next);
     state = state_of(bits);
     if (preempted)
         reason = KLOGGER_switch_reason_PREEMPTED_IN_KERNEL;
@@ -234,14 +276,18 @@ PROBE(switched, "REMOVE_FROM_RUNQ SLEEP RESHUFFLE SCHEDOUT SCHEDIN",
         reason = KLOGGER_switch_reason_EXITED;
     else
         reason = KLOGGER_switch_reason_BLOCKED;
+    if (reason == KLOGGER_switch_reason_PREEMPTED)
+        klogger(TRAP, READ(DIRECT, prev, pid), READ(DIRECT, prev, tgid), NAME(prev),
+                READ(DIRECT, prev, prio), READ(DIRECT, prev, policy), READ(DIRECT, next, pid),
+                USER_OF(DIRECT, prev));
     if (reason == KLOGGER_switch_reason_PREEMPTED ||
         reason == KLOGGER_switch_reason_PREEMPTED_IN_KERNEL)
         state = KLOGGER_task_state_RUNNING;
     else
         klogger(REMOVE_FROM_RUNQ, READ(DIRECT, prev, pid), READ(DIRECT, prev, tgid), NAME(prev),
                 READ(DIRECT, prev, prio), READ(DIRECT, prev, policy), state,
-                in_iowait(DIRECT, prev), delayed, READ(DIRECT, prev, se.vruntime),
-                READ(DIRECT, prev, se.sum_exec_runtime));
+                in_iowait(DIRECT, prev), delayed, USER_OF(DIRECT, prev),
+                READ(DIRECT, prev, se.vruntime), READ(DIRECT, prev, se.sum_exec_runtime));
     if (reason == KLOGGER_switch_reason_BLOCKED && KLOGGER_ENABLED(SLEEP)) {
         struct klogger_task task = klogger_current_task();
 
@@ -252,13 +298,14 @@ PROBE(switched, "REMOVE_FROM_RUNQ SLEEP RESHUFFLE SCHEDOUT SCHEDIN",
     keep_priority(ctx, cpu, DIRECT, prev, 0);
     klogger(SCHEDOUT, READ(DIRECT, prev, pid), READ(DIRECT, prev, tgid), NAME(prev),
             READ(DIRECT, prev, prio), READ(DIRECT, prev, policy), state, reason,
-            READ(DIRECT, next, pid), READ(DIRECT, prev, se.sum_exec_runtime), WAITED(DIRECT, prev),
-            READ(DIRECT, prev, se.vruntime), READ(DIRECT, prev, nvcsw), READ(DIRECT, prev, nivcsw));
+            READ(DIRECT, next, pid), USER_OF(DIRECT, prev), READ(DIRECT, prev, se.sum_exec_runtime),
+            WAITED(DIRECT, prev), READ(DIRECT, prev, se.vruntime), READ(DIRECT, prev, nvcsw),
+            READ(DIRECT, prev, nivcsw));
     keep_priority(ctx, cpu, DIRECT, next, 1);
     klogger(SCHEDIN, READ(DIRECT, next, pid), READ(DIRECT, next, tgid), NAME(next),
             READ(DIRECT, next, prio), READ(DIRECT, next, policy), READ(DIRECT, prev, pid),
-            READ(DIRECT, next, se.sum_exec_runtime), READ(DIRECT, next, se.vruntime),
-            DEADLINE(DIRECT, next), SLICE(DIRECT, next));
+            USER_OF(DIRECT, next), READ(DIRECT, next, se.sum_exec_runtime),
+            READ(DIRECT, next, se.vruntime), DEADLINE(DIRECT, next), SLICE(DIRECT, next));
 }
 #endif
 
@@ -272,7 +319,7 @@ PROBE(forked, "FORK", "btf:sched_process_fork raw:sched_process_fork")
     klogger(FORK, READ(DIRECT, parent, pid), tgid, NAME(parent), READ(DIRECT, child, pid),
             child_tgid, tgid == child_tgid ? KLOGGER_child_kind_THREAD : KLOGGER_child_kind_PROCESS,
             READ(DIRECT, child, prio), READ(DIRECT, child, policy), (u32)bpf_get_current_uid_gid(),
-            bpf_get_current_cgroup_id(), READ(DIRECT, parent, se.sum_exec_runtime));
+            bpf_get_current_cgroup_id(), runtime_now(DIRECT, parent));
 }
 #endif
 
@@ -303,10 +350,10 @@ PROBE(exited, "EXIT", "btf:sched_process_exit raw:sched_process_exit")
 
     klogger(EXIT, READ(DIRECT, task, pid), READ(DIRECT, task, tgid), NAME(task),
             READ(DIRECT, task, prio), READ(DIRECT, task, policy), code >> 8 & 0xff, code & 0x7f,
-            is_last, READ(DIRECT, task, se.sum_exec_runtime), WAITED(DIRECT, task),
-            READ(DIRECT, task, nvcsw), READ(DIRECT, task, nivcsw),
-            READ(DIRECT, task, se.nr_migrations), READ(DIRECT, task, min_flt),
-            READ(DIRECT, task, maj_flt), READ(DIRECT, task, start_time),
-            (u32)bpf_get_current_uid_gid(), bpf_get_current_cgroup_id());
+            is_last, runtime_now(DIRECT, task), WAITED(DIRECT, task), READ(DIRECT, task, nvcsw),
+            READ(DIRECT, task, nivcsw), READ(DIRECT, task, se.nr_migrations),
+            READ(DIRECT, task, min_flt), READ(DIRECT, task, maj_flt),
+            READ(DIRECT, task, start_time), (u32)bpf_get_current_uid_gid(),
+            bpf_get_current_cgroup_id());
 }
 #endif

@@ -58,6 +58,7 @@ struct terminal {
     u32 used;
     u32 raw;
     u64 open;                  /* an answer is waited for */
+    u64 leader;                /* by this session: the process that leads it */
     u64 flushing;              /* 2: a process has written meanwhile */
     struct klogger_task early; /* that process */
 };
@@ -130,10 +131,11 @@ static __always_inline void end_of_buffer(struct tty_port *port, u64 *last, u32 
     *used = buffer ? READ(0, buffer, used) : 0;
 }
 
-/* The first output after an input. */
+/* The first output after an input, unless that was typed in another session. */
 static __always_inline void answered(void *ctx, struct klogger_cpu *cpu, struct terminal *terminal,
                                      struct tty_struct *slave, struct klogger_task task) {
-    if (!__sync_lock_test_and_set(&terminal->open, 0))
+    if (!__sync_lock_test_and_set(&terminal->open, 0) ||
+        terminal->leader != session_leader(slave).tgid)
         return;
     klogger(TRANSACTION_END, KLOGGER_TASK(task), READ(0, slave, index), device_of(slave),
             terminal->raw);
@@ -217,11 +219,10 @@ PROBE(flush_ends, "TRANSACTION_START TRANSACTION_END", "raw:workqueue_execute_en
     if (head == before)
         return;
     terminal->raw = !BITS_n_tty_data_icanon(bits);
-    if (KLOGGER_ENABLED(TRANSACTION_START)) {
-        task = session_leader(pty.slave);
-        klogger(TRANSACTION_START, KLOGGER_TASK(task), READ(0, pty.slave, index),
-                device_of(pty.slave), terminal->raw);
-    }
+    task = session_leader(pty.slave);
+    terminal->leader = task.tgid;
+    klogger(TRANSACTION_START, KLOGGER_TASK(task), READ(0, pty.slave, index), device_of(pty.slave),
+            terminal->raw);
     terminal->open = 1;
     /* The reader was woken within the flush, and may run before the rest of it. */
     if (early == 2)

@@ -9,7 +9,7 @@ docs/condense.md defines each figure. What was not recorded is None, never 0.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +76,7 @@ def condense(
             if "tgid" in data[name].columns:
                 others = ~np.isin(data[name]["tgid"], log.collector_pids)
                 data.tables[name] = data[name].take(others)
+    _give_to_root(data, log.collector_pids)
     whole = _Whole(data, _owners(log, data))
     processes = whole.processes
     classes = processes.classes(limits_ms, by_user)
@@ -119,6 +120,16 @@ def _head(log: Log, data: Gathered) -> dict[str, Any]:
         "discarded_buffers": data.discarded,
         "discarded_events": data.discarded_events,
     }
+
+
+def _give_to_root(data: Gathered, processes: Collection[int]) -> None:
+    """The collector's own processes are root's, whoever they became."""
+    for name, table in data.tables.items():
+        process = _OWNERS.get(name, "tgid")
+        if "uid" in table.columns and process in table.columns:
+            own = np.isin(table[process], list(processes))
+            columns = {**table.columns, "uid": np.where(own, 0, table["uid"])}
+            data.tables[name] = replace(table, columns=columns)
 
 
 def _owners(log: Log, data: Gathered) -> list[Told]:

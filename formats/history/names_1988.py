@@ -4,6 +4,7 @@
 NAMES = {
     "SLEEP": "sleep",
     "SCHEDOUT": "swtch",
+    "TRAP": "trap",
     "ADD_TO_RUNQ": "setrq",
     "REMOVE_FROM_RUNQ": "remrq",
     "RESHUFFLE": "shuffle",
@@ -24,10 +25,17 @@ NAMES = {
 """The old name by the new one. The three names of disk records are ours: the manual calls all three
 disc_io_id."""
 IDS = {
-    "trap": ("SCHEDOUT",),
     "syscall": ("RESHUFFLE",),
     "disc_io_id": ("DISK_INSERT", "DISK_ISSUE", "DISK_COMPLETE"),
+    "disc2_io_id": ("DISK_INSERT", "DISK_ISSUE", "DISK_COMPLETE"),
     "bread_read": ("FILE_READ",),
+    "breada_read": ("FILE_READ",),
+    "breada_reada": ("FILE_READAHEAD",),
 }
-"""Ids of 1988 that another id, or several, stand for today: a trap is a switch that the thread did
-not want, a system call one that changed a priority."""
+"""Ids of 1988 that another id, or several, stand for today: a system call that touched the run
+queue changed a priority; all drivers of disks share one queue; breada read a block, and another one
+ahead of it."""
+GONE = {
+    "disc_ctd_id": "the requests of cartridge tapes: Linux has no event of tape drives",
+}
+"""Ids of 1988 that no event stands for today, and why."""

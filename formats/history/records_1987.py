@@ -3,14 +3,21 @@
 
     struct header_record { short month, day, year, hour, min, sec, userno; char username[32];
                            char version[16]; short cpuid, memory, nusers, mon_version; }
-                           nusers: users whose events follow
+                           version: of the system; nusers: users whose events follow
     struct event_record  { short len, event_id, user_id, pid; unsigned long cpu_time, real_time;
                            short auxinfo[]; }          event_id = group * 256 + type
     buffer's end         one of group 0, type 2: auxinfo is lost_event, the events that are missing
                          from a buffer (a dump), pid its CPU
     trailer              one of group 0, type 1: real_time is that of the end
 
-Threads are neither forked nor ended processes, and have no record. Who is not known is user 65535.
+auxinfo of 1987: the page of groups 3 and 4, the device of group 5. Besides, groups 1 and 2 have the
+number of the terminal and of the session here, and FORK the child's pid.
+
+Threads are neither forked nor ended processes, and have no record. Who is not known is user 65535;
+the collector's own processes are root's.
+cpu_time is that of the thread; at EXIT that of the process. The kernel adds it up at ticks and
+switches alone, so what a thread has used since its last switch is taken from SCHEDIN where the log
+has it.
 Times are in milliseconds: the thesis does not tell the unit. 32-bit users and processes, longer
 times and more memory do not fit: they are cut to their low bits, and the caller is told how many.
 """
@@ -47,27 +54,71 @@ _USER_EVENT = "USER_EVENT"
 def write_records_1987(log: Log, out: BinaryIO) -> Iterator[str]:
     """Writes the records of the six groups, and those of probe(); yields what it had to cut."""
     cut: Counter[str] = Counter()
-    users = {_user(event) for event in log if _is_told(event)} - {NO_USER}
+    own = frozenset(log.collector_pids)
+    users = {_user(event, own) for event in log if _has_record(event)} - {NO_USER}
     out.write(_header(log, len(users), cut))
+    used = _CpuTimes()
     start_ns = last_ns = None
     ends = {reader.format.cpu: [lost for _, lost in dumps(reader)][::-1] for reader in log.readers}
     for event in log:
         start_ns = event.timestamp if start_ns is None else start_ns
         last_ns = event.timestamp
         since_ns = event.timestamp - start_ns
+        cpu_ns = used.follow(event)
         if event.type == "DUMP_FINISH" and ends.get(event.cpu):
             count = max(ends[event.cpu].pop(), 0)
             cut["the lost events"] += count > 0xFFFF
             aux = struct.pack(">H", min(count, 0xFFFF))
             out.write(_own_record(_BUFFER, since_ns, event.cpu, aux))
-        elif _is_told(event):
-            out.write(_record(event, since_ns, cut))
+        elif _has_record(event):
+            out.write(_record(event, _user(event, own), cpu_ns, since_ns, cut))
     out.write(_own_record(_TRAILER, (last_ns or 0) - (start_ns or 0)))
     for what, count in sorted((+cut).items()):
         yield f"{what} did not fit into the record of 1987 in {count} records: low bits only"
 
 
-def _is_told(event: Event) -> bool:
+class _CpuTimes:
+    """The CPU time of each thread at its events, and that of the threads of a process that ended.
+
+    Between two switches it grows with the time."""
+
+    def __init__(self) -> None:
+        self._used: dict[int, int] = {}
+        self._runs: dict[int, tuple[int, int]] = {}
+        """By CPU: the thread that it runs, and since when."""
+        self._ended: Counter[int] = Counter()
+
+    def follow(self, event: Event) -> int:
+        """The CPU time that the event's thread has used, at EXIT its process, in ns. Give it each
+        event of the log in the order of time."""
+        tid = _number(event, "tid") or _number(event, "pid")
+        told = _number(event, "cpu_time") or _number(event, "runtime")
+        match event.type:
+            case "SCHEDIN":
+                self._used[tid] = told
+                self._runs[event.cpu] = (tid, event.timestamp)
+                return told
+            case "SCHEDOUT":
+                self._used[tid] = told
+                self._runs.pop(event.cpu, None)
+                return told
+            case "FORK":
+                self._used.pop(_number(event, "child_pid"), None)
+        runs, since_ns = self._runs.get(event.cpu, (0, 0))
+        used = self._used.get(tid, 0)
+        if tid and runs == tid:
+            used += event.timestamp - since_ns
+        used = max(told, used)
+        if event.type != "EXIT":
+            return used
+        process = _number(event, "tgid")
+        if not event.get("group_dead", 1):
+            self._ended[process] += used
+            return used
+        return used + self._ended.pop(process, 0)
+
+
+def _has_record(event: Event) -> bool:
     """Whether it has a record. Threads have none."""
     if event.type == "FORK":
         return bool(event.get("kind", "PROCESS") == "PROCESS")
@@ -93,13 +144,13 @@ def _header(log: Log, users: int, cut: Counter[str]) -> bytes:
     return _HEADER.pack(
         when.month, when.day, when.year, when.hour, when.minute, when.second,
         _short(machine.get("uid"), "the user", cut), _text(machine.get("user"), 32),
-        _text(header.get("tcpkmon"), 16), _short(header.get("cpus"), "the CPUs", cut),
+        _text(f"Linux {header.get('kernel', '')}", 16), _short(header.get("cpus"), "the CPUs", cut),
         _short(memory >> 20 if isinstance(memory, int) else 0, "the memory", cut),
         _short(users, "the users", cut), 1,
     )  # fmt: skip
 
 
-def _record(event: Event, since_ns: int, cut: Counter[str]) -> bytes:
+def _record(event: Event, user: int, cpu_ns: int, since_ns: int, cut: Counter[str]) -> bytes:
     if event.type == _USER_EVENT:
         group, kind = _number(event, "group") & 0xFF, _number(event, "type") & 0xFF
         aux = str(event.get("aux", "")).encode()
@@ -108,13 +159,11 @@ def _record(event: Event, since_ns: int, cut: Counter[str]) -> bytes:
         group, kind, names = _GROUPS[event.type]
         aux = b"".join(struct.pack(">I", _number(event, name) & 0xFFFFFFFF) for name in names)
     values = {
-        "the user": (_user(event), 0xFFFF),
+        "the user": (user, 0xFFFF),
         "the process": (_number(event, "tgid"), 0xFFFF),
-        "the CPU time": (
-            (_number(event, "cpu_time") or _number(event, "runtime")) // 1_000_000, 0xFFFFFFFF,
-        ),
+        "the CPU time": (cpu_ns // 1_000_000, 0xFFFFFFFF),
         "the time": (since_ns // 1_000_000, 0xFFFFFFFF),
-    }  # fmt: skip
+    }
     for what, (value, most) in values.items():
         if value > most and value != NO_USER:
             cut[what] += 1
@@ -122,8 +171,11 @@ def _record(event: Event, since_ns: int, cut: Counter[str]) -> bytes:
     return _RECORD.pack(_RECORD.size + len(aux), group << 8 | kind, uid, pid, cpu, real) + aux
 
 
-def _user(event: Event) -> int:
-    return _number(event, "uid") if "uid" in event.fields else NO_USER
+def _user(event: Event, own: frozenset[int]) -> int:
+    """own: the collector's processes."""
+    if "uid" not in event.fields:
+        return NO_USER
+    return 0 if _number(event, "tgid") in own else _number(event, "uid")
 
 
 def _number(event: Event, name: str) -> int:

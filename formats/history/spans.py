@@ -35,7 +35,8 @@ def match_transactions(starts: EventTable, ends: EventTable) -> tuple[Spans, Spa
     """Transactions of terminals, and the times of thought between them.
 
     A transaction goes from the first START after an END to the next END on the same terminal; more
-    STARTs before that END belong to it. It is of the process that wrote the END.
+    STARTs before that END belong to it. It is of the process that wrote the END. None goes from one
+    session of the terminal to the next: a START is of the leader of its session.
     Responses have start_ns, response_ns and tgid; thoughts think_ns, and tgid of the transaction
     before.
     """
@@ -45,6 +46,8 @@ def match_transactions(starts: EventTable, ends: EventTable) -> tuple[Spans, Spa
     order = np.lexsort((is_end, times, terminal))
     terminal, is_end, times = terminal[order], is_end[order], times[order]
     where = order - len(starts)  # of ENDs: their place in `ends`
+    leader = np.concatenate([starts["tgid"], np.zeros(len(ends), np.int64)])[order]
+    terminal = _sessions(terminal, leader)
     # Of events in a row that are alike, the first counts.
     first = np.ones(len(times), np.bool_)
     first[1:] = (terminal[1:] != terminal[:-1]) | (is_end[1:] != is_end[:-1])
@@ -63,6 +66,17 @@ def match_transactions(starts: EventTable, ends: EventTable) -> tuple[Spans, Spa
         "tgid": ends["tgid"][where[again - 1]],
     }
     return Spans(turns), Spans(thoughts)
+
+
+def _sessions(terminal: Array, leader: Array) -> Array:
+    """A number for each event: equal for those of one session of a terminal. leader: of a START, 0
+    where it is not known and at an END. The events are in the order of terminals, then of time."""
+    last = np.maximum.accumulate(np.where(leader > 0, np.arange(len(leader)), 0))
+    begins = np.zeros(len(terminal), np.bool_)
+    begins[1:] = (terminal[1:] != terminal[:-1]) | (
+        (leader[1:] > 0) & (leader[last[:-1]] > 0) & (leader[1:] != leader[last[:-1]])
+    )
+    return np.cumsum(begins)
 
 
 def match_faults(starts: EventTable, ends: EventTable) -> Spans:

@@ -20,13 +20,18 @@ _PACKED = {
     "SCHEDOUT": ("pid", "prio"),
     "ADD_TO_RUNQ": ("pid", "prio"),
     "REMOVE_FROM_RUNQ": ("pid", "prio"),
+    "TRAP": ("pid", "prio"),
+    "EXEC": ("pid",),
 }
-"""Events whose thread and priority share a word, which is the first."""
+"""Events whose thread and priority, where they have it, share a word, which is the first."""
 _EXEC = "EXEC"
 _EXEC_PARTS = (("pid", "tgid", "old_pid"), ("pid", "comm"), ("pid", "filename"))
 """The fields of the three records of EXEC: that it happened (and what else is known), the name, the
 file."""
+_LISTS = {("DISK_QUEUE", "positions"): "count"}
+"""Fields that are lists of signed numbers of 64 bits, and the field that says how many are used."""
 _WORD_BYTES = 4
+_NUMBER_BYTES = 8
 
 
 class Translator:
@@ -65,11 +70,12 @@ class Translator:
 def words_of(event: LogEvent) -> Iterator[list[str]]:
     """The words of each record that an event makes, behind its id: text has the number of them."""
     for fields in _records(event):
-        pair = _PACKED.get(event.name, ()) if _has_pair(event) else ()
-        words = ["seconds", "microseconds", *(["pid<<16|priority<<8"] if pair else [])]
+        pair = _pair_of(event)
+        first = ("pid<<16", "priority<<8")[: len(pair)]
+        words = ["seconds", "microseconds", *(["|".join(first)] if pair else [])]
         for field in fields:
             if field not in pair:
-                count = _word_count(event, field)
+                count = _used_of(event, field) or _word_count(event, field)
                 words.append(field if count == 1 else f"{field}[{count}]")
         yield words
 
@@ -84,9 +90,19 @@ def _records(event: LogEvent) -> list[tuple[str, ...]]:
     return [names]
 
 
-def _has_pair(event: LogEvent) -> bool:
-    pair = [event.find_field(name) for name in _PACKED.get(event.name, ())]
-    return bool(pair) and all(field is not None and field.kind == "int" for field in pair)
+def _pair_of(event: LogEvent) -> tuple[str, ...]:
+    """The fields that share the first word."""
+    names = _PACKED.get(event.name, ())
+    fields = [event.find_field(name) for name in names]
+    return names if all(field is not None and field.kind == "int" for field in fields) else ()
+
+
+def _used_of(event: LogEvent, name: str) -> str:
+    """The field that says how many numbers of the list `name` are used; '': it is no list."""
+    used = _LISTS.get((event.name, name), "")
+    field, count = event.find_field(name), event.find_field(used)
+    is_list = field is not None and field.kind == "bytes" and field.length % _NUMBER_BYTES == 0
+    return used if is_list and count is not None and count.kind == "int" else ""
 
 
 def _word_count(event: LogEvent, name: str) -> int:
@@ -103,14 +119,16 @@ def _words(batch: LogBatch, event: LogEvent) -> tuple[str, Iterator[list[str]]]:
     lines = []
     for fields in _records(event):
         parts = []
-        pair = _PACKED.get(event.name, ())
-        if _has_pair(event):
-            pid, priority = (rows[name].astype(np.int64) for name in pair)
-            parts.append([str(word) for word in (pid << 16 | (priority & 0xFF) << 8).tolist()])
-        else:
-            pair = ()
+        pair = _pair_of(event)
+        if pair:
+            word = rows[pair[0]].astype(np.int64) << 16
+            for name in pair[1:]:
+                word |= (rows[name].astype(np.int64) & 0xFF) << 8
+            parts.append(list(map(str, word.tolist())))
         parts += [columns[name] for name in fields if name not in pair]
-        lines.append([" ".join(row) for row in zip(*parts, strict=True)] or [""] * len(rows))
+        lines.append(
+            [" ".join(filter(None, row)) for row in zip(*parts, strict=True)] or [""] * len(rows)
+        )
     name = for_terminal(NAMES.get(event.name, event.name))
     return name, iter([list(record) for record in zip(*lines, strict=True)])
 
@@ -121,6 +139,13 @@ def _column(event: LogEvent, rows: Any, name: str) -> list[str]:
     assert field is not None
     if field.kind in ("int", "enum"):
         return list(map(str, rows[name].tolist()))
+    if used := _used_of(event, name):
+        numbers = np.frombuffer(rows[name].tobytes(), f"{event.order}i{_NUMBER_BYTES}")
+        listed = numbers.reshape(len(rows), field.length // _NUMBER_BYTES).tolist()
+        return [
+            " ".join(map(str, row[: max(most, 0)]))
+            for row, most in zip(listed, rows[used].tolist(), strict=True)
+        ]
     count = _word_count(event, name)
     raw = np.zeros((len(rows), count * _WORD_BYTES), np.uint8)
     values = np.frombuffer(rows[name].tobytes(), np.uint8)

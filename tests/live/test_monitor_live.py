@@ -90,7 +90,7 @@ def test_iscan_takes_the_log_level_it_needs(tmp_path: Path) -> None:
         mine = log.collector_pids
         assert len(mine) > 1, "its helpers too"
         assert all(e.get("tgid") not in mine for e in log.without_collector())
-    assert on == {"PAGE_DIRTY", "DISK_INSERT", "DISK_ISSUE", "DISK_COMPLETE", "SCHEDOUT"}
+    assert on == {"PAGE_DIRTY", "DISK_INSERT", "DISK_ISSUE", "DISK_COMPLETE", "TRAP"}
 
 
 def test_msmod_switches_a_running_capture(tmp_path: Path) -> None:

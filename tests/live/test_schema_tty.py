@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -119,6 +121,24 @@ def answer_a_line() -> Terminal:
 def check_answer(log: Log, user: Terminal) -> None:
     found = [(one["event"], one["tgid"], one["raw"]) for one in of(user, log)]
     assert found == [(event, user.pid, 0) for event in EVENTS]
+
+
+def test_a_line_is_not_answered_in_the_next_session(tmp_path: Path) -> None:
+    """What the next session of a terminal writes is no answer to what was typed in the last one."""
+    with logging(tmp_path / "log", "tty") as running:
+        user = Terminal("sh", "-c", "echo ready; exec sleep 1000")
+        user.wait_for(b"ready")
+        user.type(b"line\n")
+        user.wait_for(b"line")
+        os.kill(user.pid, signal.SIGKILL)
+        os.waitpid(user.pid, 0)
+        later = f"exec setsid sh -c 'exec <>/dev/pts/{user.number} >&0; echo later'"
+        subprocess.run(["sh", "-c", later], check=True)
+        user.wait_for(b"later")
+        user.until = time.monotonic_ns()
+        os.close(user.master)
+    found = of(user, running.finish())
+    assert [(one["event"], one["tgid"]) for one in found] == [(EVENTS[0], user.pid)]
 
 
 def log_in() -> tuple[int, int]:

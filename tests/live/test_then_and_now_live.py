@@ -55,7 +55,7 @@ IDS = (
     "sleep", "swtch", "setrq", "remrq", "trap", "syscall", "exec", "exit", "disc_io_id",
     "timeshare_insert", "bread", "breada", "bwrite", "bdwrite", "syscallstart", "syscallexit",
     "sampler", "SAMPLE_FRAME", "SOCKET_CREATE", "UDP_SEND", "IP_SENDPACKET", "USER_EVENT",
-    "FILE_SYNC",
+    "FILE_SYNC", "breada_reada",
 )  # fmt: skip
 OWN_CONF = """
 enum how { NICE = 3, RUDE }

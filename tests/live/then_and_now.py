@@ -18,7 +18,8 @@ CHECKS: dict[str, dict[str, tuple[str, ...]]] = {
         "`monitor -on`": ("on", r"^exit 0$", r"^MONITOR version "),
         "`-off`: MONITOR is turned OFF; Event data collected in file": (
             "off", r"MONITOR is turned OFF\nEvent data collected in file monitor.out$"),
-        "`-status`, `-s`": ("nobody status", r"^Size of each CPU's ring \(bytes\) : 16777216$"),
+        "`-status`, `-s`": ("nobody status", r"^Size of each CPU's ring \(bytes\) : 16777216$",
+            r"^Events recorded : \d+, lost : \d+$"),
         "`-help`, `-h`; without an option the usage": ("monitor", r"^Usage: monitor -on \| -off"),
         "`-buffer nbufs bufsize`, `-b`": ("on", r"buffer \(bytes\) : 12000000$", r"16777216 bytes"),
         "`-events 1 3 5`, `-e`": ("on", r"^1\. Transaction\n2\. Login/Logout\n3\. Pagein\n"),
@@ -105,7 +106,7 @@ CHECKS: dict[str, dict[str, tuple[str, ...]]] = {
             B, event("SLEEP", r'place":[1-9]', r'symbol":"\w', r'class":"(TIMER|POLL|WAIT)"')),
         "swtch": ("translate", r"^swtch 1\d{9} "),
         "setrq, remrq": ("translate", r"^setrq 1\d{9} ", r"^remrq 1\d{9} "),
-        "trap: where it touches the run queue": (B, event("SCHEDOUT", r'reason":"PREEMPTED')),
+        "trap: where it touches the run queue": ("translate", r"^trap 1\d{9} "),
         "syscall: the same; shuffled, not run": ("translate", r"^shuffle 1\d{9} "),
         "exec, three records": (
             "translate", r"^exec (\d+ \d+) (\d+) \d+ \d+ \d+ \d+ \d+\nexec \1 \2( \d+){4}\n"
@@ -116,7 +117,8 @@ CHECKS: dict[str, dict[str, tuple[str, ...]]] = {
         "timeshare_insert: the queue in order, realtime negative, at most 1000": (
             "translate", r"^timeshare_insert 1\d{9} "),
         "bread: hit or not": (B, event("FILE_READ", 'hit":0'), event("FILE_READ", 'hit":1')),
-        "breada": (B, event("FILE_READAHEAD", 'demand":1')),
+        "breada: the block, and the one ahead": (
+            B, event("FILE_READ", 'hit":0'), event("FILE_READAHEAD", 'demand":1')),
         "bwrite, bdwrite": (
             B, event("FILE_WRITE", 'offset":8192', 'bytes":4096', 'synchronous":1'),
             event("FILE_WRITE", 'offset":0', 'bytes":4096', 'synchronous":0'),

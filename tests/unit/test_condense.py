@@ -349,6 +349,34 @@ def test_classes_of_users(tmp_path: Path) -> None:
     assert "Classes of users by CPU time" in said
 
 
+def test_a_transaction_does_not_cross_sessions(tmp_path: Path) -> None:
+    """A START is of the leader of its session. What was typed in an earlier one has no answer, and
+    nobody thinks from one session to the next."""
+    events: list[Told] = []
+    for when, name, tgid in (
+        (0, "START", 10), (20, "START", 11), (30, "END", 99), (50, "START", 11), (60, "END", 99),
+        (70, "START", 12), (75, "END", 12),
+    ):  # fmt: skip
+        values = {**task(tgid), "tty": 1, "device": 1}
+        events.append((when * MS, f"TRANSACTION_{name}", values))
+    overall = condensed(write(tmp_path / "log", events)).classes[-1]
+    assert overall.response is not None and overall.think is not None
+    assert (overall.response.count, overall.response.most) == (3, pytest.approx(0.010))
+    assert (overall.think.count, overall.think.most) == (1, pytest.approx(0.020))
+
+
+def test_the_collector_is_no_user_of_its_own(tmp_path: Path) -> None:
+    told: list[Told] = [
+        (1 * MS, "PROCESS_EXISTS", {"pid": 50, "uid": 0}),
+        (2 * MS, "PAGEIN_END", task(50, uid=63_945)),
+        (3 * MS, "EXIT", {"pid": 51, "tgid": 51, "uid": 63_945, "group_dead": 1}),
+        (4 * MS, "PAGEIN_END", task(7, uid=1000)),
+    ]
+    path = write(tmp_path / "log", told, schema=OWNED, settings={"collector_pids": [50, 51]})
+    assert {one.name: one.processes for one in condensed(path).users} == {"0": 2, "1000": 1}
+    assert "Users seen: 2\n" in CliRunner().invoke(command, [str(path)]).output
+
+
 def test_without_the_collector(tmp_path: Path) -> None:
     told = [one for pid in (50, 51) for seed in range(9)
             for one in request(random.Random(9 * pid + seed), pid, 7, 0, 10 * MS)]  # fmt: skip

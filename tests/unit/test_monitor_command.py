@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tcpkmon.collector.commands import tcpkmon
 from tcpkmon.collector.commands.history import iscan, measurements, monitor, msmod
 from tcpkmon.collector.plan.columns import SCHEMATA
-from tcpkmon.formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.formats.base.errors import KernelError, TcpkmonError, UsageError
 from tcpkmon.formats.history import Translator
 from tcpkmon.formats.klogger.describe import describe_event
 from tcpkmon.formats.klogger.table import LogFormat
@@ -57,6 +57,28 @@ def test_groups_that_do_not_exist(text: str) -> None:
         monitor._parse_events(text)
 
 
+@pytest.mark.parametrize("words, why", [
+    (("2", "0"), "-buffer 2 0: there is no such buffer"),
+    (("2", "-5"), "-buffer 2 -5: there is no such buffer"),
+    (("2", "9999999999"), "-buffer 2 9999999999: 19999999998 bytes for each CPU are too many"),
+])  # fmt: skip
+def test_buffers_beyond_bounds(words: tuple[str, str], why: str) -> None:
+    """In words of the monitor, before anything else is said."""
+    result = CliRunner().invoke(monitor.command, ["-on", "-b", *words])
+    assert str(result.exception).startswith(f"{why}; ")
+    assert result.output == ""
+
+
+def test_the_example_switches_what_its_capture_has() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "monitor-commands.md").read_text()
+    lines = [line.split() for line in page.splitlines()]
+    (started,) = (words[words.index("iscan") + 1 : words.index("-o")] for words in lines
+                  if "iscan" in words and "-o" in words)  # fmt: skip
+    (switched,) = ([word[1:] for word in words if word[0] in "+-"] for words in lines
+                   if words[:2] == ["sudo", "tcpkmon"] and words[2] == "msmod")  # fmt: skip
+    assert switched and set(switched) <= set(started)
+
+
 def test_lists_of_numbers_need_no_quotes() -> None:
     """-e 1 3 is one option with two values, and what follows is another."""
     for word in ("-event", "-events"):
@@ -83,7 +105,9 @@ def test_msmod_lists_every_schema_with_the_fields_of_a_record() -> None:
     assert "swtch (SCHEDOUT)" in names
     said = result.output.splitlines()
     assert sum(line.startswith("exec (EXEC): seconds, microseconds, pid") for line in said) == 3
-    assert "trap: swtch" in said and "disc_io_id: disc_queue, disc_start, disc_done" in said
+    assert "disc_io_id: disc_queue, disc_start, disc_done" in said
+    assert "breada_read: bread" in said and "breada_reada: breada" in said
+    assert any(line.startswith("disc_ctd_id: not on this kernel: ") for line in said)
 
 
 def test_msmod_describes_what_translate_prints() -> None:
@@ -104,13 +128,17 @@ def test_iscan_takes_all_ids_of_1988_and_their_log_levels() -> None:
     words = [
         "sleep", "swtch", "setrq", "remrq", "trap", "syscall", "exec", "exit", "disc_io_id",
         "bread", "breada", "bwrite", "bdwrite", "timeshare_insert", "syscallstart",
-        "syscallexit", "sampler", "bread_read",
+        "syscallexit", "sampler", "bread_read", "breada_read", "breada_reada", "disc2_io_id",
     ]  # fmt: skip
     chosen = measurements.choose(words)
     assert len(chosen) == len(words) and all(chosen)
     found = [one for each in measurements.choose(["timeshare_insert", "bdwrite", "disc_io_id"])
              for one in each]  # fmt: skip
     assert [one.level for one in found] == ["queue", "buffers", *["requests"] * 3]
+    (trap,) = measurements.choose(["trap"])
+    assert [(one.event.name, one.level) for one in trap] == [("TRAP", "traps")]
+    with pytest.raises(KernelError, match=r"disc_ctd_id is not on this kernel: .* tape"):
+        measurements.choose(["disc_ctd_id"])
 
 
 @pytest.mark.parametrize("words, why", [

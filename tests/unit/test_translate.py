@@ -47,9 +47,9 @@ def test_words(tmp_path: Path) -> None:
     path = " ".join(str(int.from_bytes(part, "big")) for part in (b"/bin", b"/s\0\0"))
     assert lines == [
         f"swtch {second + 1} 500000 66048 7",
-        f"exec {second + 1} 500001 9 9 8",
-        f"exec {second + 1} 500001 9 {sh} 0 0 0",
-        f"exec {second + 1} 500001 9 {path}",
+        f"exec {second + 1} 500001 {9 << 16} 9 8",
+        f"exec {second + 1} 500001 {9 << 16} {sh} 0 0 0",
+        f"exec {second + 1} 500001 {9 << 16} {path}",
         f"PAGEIN_END {second + 2} 0 5 70000 1000 3000000 74565",
         f"USER_EVENT {second + 2} 2 70 1000 7 1 {int.from_bytes(b'logi', 'big')}"
         f" {int.from_bytes(b'n' + bytes(3), 'big')}",
@@ -65,6 +65,70 @@ def test_ids_are_those_of_the_list(tmp_path: Path) -> None:
     number = swtch.split()[0]
     lines = CliRunner().invoke(command, [path]).output.splitlines()
     assert f"{number} {REALTIME[0] + 1} 500000 66048 7" in lines
+
+
+def test_positions_of_a_queue(tmp_path: Path) -> None:
+    """Signed, and no more than are used."""
+    build = LogBuilder(schema="""
+        event SCHEDIN { int pid }
+        event SCHEDOUT { int pid }
+        event DISK_QUEUE { int length; int chunk; int count; string32 positions // sectors @raw
+        }
+    """)
+    for length, used in ((3, (-9, -1, 1 << 40)), (-1, ())):
+        data = struct.pack(f"={len(used)}q", *used).ljust(32, b"\7")
+        build.log("DISK_QUEUE", length=length, count=len(used), positions=data)
+    (tmp_path / "log").mkdir()
+    build.end_dump().finish().write(tmp_path / "log" / "kernlog.dump.cpu0")
+    path = str(tmp_path / "log")
+    said = CliRunner().invoke(command, [path, "--names"]).output.splitlines()
+    rows = [line.split(" ", 3)[3] for line in said if line.startswith("timeshare_insert ")]
+    assert rows == [f"3 0 3 -9 -1 {1 << 40}", "-1 0 0"]
+    listed = CliRunner().invoke(command, [path, "-l"]).output
+    assert "length chunk count positions[count]" in listed
+
+
+@pytest.mark.parametrize("without", [False, True])
+def test_the_collector_is_no_user_of_its_own(tmp_path: Path, without: bool) -> None:
+    build = LogBuilder(schema=SCHEMA, settings={"collector_pids": [50, 51]})
+    for tgid, uid in ((50, 63_945), (51, 63_945), (7, 1000)):
+        build.log("PAGEIN_END", tgid=tgid, tid=tgid, uid=uid, page=tgid)
+    (tmp_path / "log").mkdir()
+    build.end_dump().finish().write(tmp_path / "log" / "kernlog.dump.cpu0")
+    path, option = str(tmp_path / "log"), ["--without-collector"] * without
+    out = tmp_path / "out"
+    assert CliRunner().invoke(command, [path, *option, "--records-1987", str(out)]).exit_code == 0
+    data = out.read_bytes()
+    told = [head[2:4] for head, _ in old_records(data) if head[1] >> 8]
+    assert told == [(0, 50), (0, 51)] * (not without) + [(1000, 7)]
+    assert struct.unpack_from(">7h32s16s4h", data)[-2] == 2 - without  # nusers
+    lines = CliRunner().invoke(command, [path, *option, "--names"]).output.splitlines()
+    assert sum(line.startswith("PAGEIN_END ") for line in lines) == 3 - 2 * without
+
+
+def test_cpu_time_between_ticks(tmp_path: Path) -> None:
+    """The kernel adds up at switches: what a thread used since is in its records all the same. EXIT
+    has the time of all threads of its process."""
+    ms = 1_000_000
+    build = LogBuilder(schema="""
+        event SCHEDIN { int pid; int tgid; ulonglong runtime }
+        event SCHEDOUT { int pid; int tgid; ulonglong runtime }
+        event PAGEIN_END { int tid; int tgid; uint uid; ulonglong cpu_time; ulonglong page }
+        event EXIT { int pid; int tgid; int group_dead; uint uid; ulonglong runtime }
+    """)
+    begin = 1_500_000_000
+    build.log("SCHEDIN", begin, pid=6, tgid=5)
+    build.log("EXIT", begin + 4 * ms, pid=6, tgid=5, group_dead=0)
+    build.log("SCHEDOUT", begin + 5 * ms, pid=6, tgid=5, runtime=5 * ms)
+    build.log("SCHEDIN", begin + 6 * ms, pid=5, tgid=5, runtime=20 * ms)
+    build.log("PAGEIN_END", begin + 8 * ms, tid=5, tgid=5, cpu_time=20 * ms)
+    build.log("EXIT", begin + 9 * ms, pid=5, tgid=5, group_dead=1, runtime=20 * ms)
+    (tmp_path / "log").mkdir()
+    build.end_dump().finish().write(tmp_path / "log" / "kernlog.dump.cpu0")
+    out = tmp_path / "out"
+    CliRunner().invoke(command, [str(tmp_path / "log"), "--records-1987", str(out)])
+    told = {head[1]: head[4] for head, _ in old_records(out.read_bytes()) if head[1] >> 8}
+    assert told == {3 << 8 | 1: 22, 6 << 8 | 1: 27}
 
 
 def test_another_version_warns_and_goes_on(tmp_path: Path) -> None:
@@ -83,6 +147,7 @@ def test_the_records_of_1987(tmp_path: Path) -> None:
     data = out.read_bytes()
     month, day, year = struct.unpack_from(">3h", data)
     assert (month, day, year) == (11, 21, 2024)
+    assert struct.unpack_from(">14x32s16s", data)[1].startswith(b"Linux 6.")  # the system's version
     records = old_records(data)
     buffers = [(head[3], aux) for head, aux in records if head[1] == 2]
     assert buffers == [(0, b"\0\0")] * 3  # of CPU 0, nothing is lost from any

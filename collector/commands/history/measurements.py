@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from tcpkmon.collector.commands.event_list import Listed, list_events
 from tcpkmon.collector.plan.event_layout import lay_out_sources
 from tcpkmon.collector.plan.schema_sources import BASE, TCP, find_sources, shipped_names
-from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.errors import KernelError, UsageError
 from tcpkmon.formats.history import words_of
-from tcpkmon.formats.history.names_1988 import IDS, NAMES
+from tcpkmon.formats.history.names_1988 import GONE, IDS, NAMES
 from tcpkmon.formats.klogger.describe import describe_event
 from tcpkmon.formats.klogger.table import LogFormat
 from tcpkmon.formats.schema import suggest
@@ -32,8 +32,8 @@ class Measurement:
     def lines(self) -> list[str]:
         """The lines that describe it: id, and the words of a record."""
         name = self.old or self.event.name
-        told = "" if name == self.event.name else f" ({self.event.name})"
-        return [f"{name}{told}: {words}" for words in self.records]
+        today = "" if name == self.event.name else f" ({self.event.name})"
+        return [f"{name}{today}: {words}" for words in self.records]
 
 
 def list_measurements() -> Iterator[Measurement]:
@@ -53,12 +53,15 @@ def list_measurements() -> Iterator[Measurement]:
 
 
 def choose(ids: Sequence[str]) -> list[list[Measurement]]:
-    """The measurements of each of these names, old or new. UsageError for others."""
+    """The measurements of each of these names, old or new. KernelError for those that no kernel of
+    today has, UsageError for others."""
     known: dict[str, Measurement] = {}
     for one in list_measurements():
         known[one.event.name] = one
         known.setdefault(one.old or one.event.name, one)
     for word in ids:
+        if word in GONE:
+            raise KernelError(f"{word} is not on this kernel: {GONE[word]}")
         if word not in known and word not in IDS:
             hint = f"tcpkmon msmod -l lists them{suggest(word, [*known, *IDS])}"
             raise UsageError(f"there is no measurement {word!r}", hint)

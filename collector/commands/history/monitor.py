@@ -31,7 +31,8 @@ GROUPS = {
 the switches, which 1987 counted by clock ticks."""
 _FILE = "monitor.out"
 _BUFFERS = (2, 1 << 20)
-_LEAST_BYTES = 16384
+_LEAST_BYTES, _MOST_BYTES = 16384, 1 << 30
+"""Of the ring of a CPU."""
 _STOP_S = 60.0
 _USAGE = (
     "Usage: monitor -on | -off | -status | -help [-buffer nbufs bufsize] [-event evtnos] "
@@ -56,8 +57,9 @@ class State:
 @click.option("-off", "action", flag_value="off", help="Turn it off.")
 @click.option("-status", "-s", "action", flag_value="status", help="Print what it records.")
 @click.option("-help", "-h", "action", flag_value="help", help="List the groups of events.")
-@click.option("-buffer", "-b", "buffer", nargs=2, type=click.IntRange(1), metavar="NBUFS BUFSIZE",
-              help="The memory of each CPU: NBUFS buffers of BUFSIZE bytes. Default: 2 1048576.")
+@click.option("-buffer", "-b", "buffer", nargs=2, type=int, metavar="NBUFS BUFSIZE",
+              help="The memory of each CPU: NBUFS buffers of BUFSIZE bytes, 1 GiB at most. "
+              "Default: 2 1048576.")
 @click.option("-event", "-events", "-e", "events", metavar="EVTNOS",
               help="The groups: 1 3 5. Default: all.")
 @click.option("-file", "-f", "file", metavar="FNAME", help=f"The log. Default: {_FILE}.")
@@ -83,7 +85,7 @@ def command(
     if state is not None:
         click.echo("MONITOR is already turned on")
         return UsageError.exit_code
-    return _turn_on(buffer or _BUFFERS, _parse_events(events), file or _FILE)
+    return _turn_on(_check_buffers(buffer or _BUFFERS), _parse_events(events), file or _FILE)
 
 
 def _turn_on(buffer: tuple[int, int], groups: tuple[int, ...], file: str) -> int:
@@ -154,6 +156,16 @@ def _print_status(state: State | None) -> int:
         lost = sum(number for number in status["lost"].values() if isinstance(number, int))
         click.echo(f"Events recorded : {status['records']}, lost : {lost}")
     return 0
+
+
+def _check_buffers(buffer: tuple[int, int]) -> tuple[int, int]:
+    count, size = buffer
+    if count < 1 or size < 1:
+        raise UsageError(f"-buffer {count} {size}: there is no such buffer", "both are 1 or more")
+    if count * size > _MOST_BYTES:
+        raise UsageError(f"-buffer {count} {size}: {count * size} bytes for each CPU are too many",
+                         f"NBUFS times BUFSIZE is {_MOST_BYTES} at most")  # fmt: skip
+    return buffer
 
 
 def _parse_events(text: str | None) -> tuple[int, ...]:

@@ -62,7 +62,7 @@ def warn_of_version(theirs: object, whose: str) -> None:
 
 
 def _list(found: Sequence[Measurement]) -> None:
-    from tcpkmon.formats.history.names_1988 import IDS
+    from tcpkmon.formats.history.names_1988 import GONE, IDS
 
     for one in found:
         if not one.event.why_not:
@@ -73,5 +73,7 @@ def _list(found: Sequence[Measurement]) -> None:
     lacking = [one for one in found if one.event.why_not]
     for one in lacking:
         click.echo(f"{one.old or one.event.name}: not on this kernel: {one.event.why_not}")
+    for name, reason in GONE.items():
+        click.echo(f"{name}: not on this kernel: {reason}")
     if os.geteuid() != 0:
         say("tcpkmon: as far as the kernel's types and names tell; root also tries")
