@@ -27,7 +27,7 @@ from tcpkmon.formats.base.expressions import (
     Operation,
     Text,
 )
-from tcpkmon.formats.schema import suggest
+from tcpkmon.formats.base.text import suggest
 
 Array = NDArray[Any]
 Found = tuple[Any, Any]

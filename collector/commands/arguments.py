@@ -10,7 +10,7 @@ import click
 
 from tcpkmon.collector.commands.collect import command
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.schema import suggest
+from tcpkmon.formats.base.text import suggest
 
 _OURS = frozenset(
     ("output", "ready_fd", "quiet", "verbose", "print", "top", "why", "latency", "help",

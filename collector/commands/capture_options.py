@@ -13,11 +13,14 @@ from tcpkmon.collector.plan.request import Request
 from tcpkmon.formats.base.errors import UsageError
 
 _Command = Callable[..., Any]
+_FIRST = ("--ports", "--output", "--duration")
+"""Of the help: what a first capture needs."""
 
 
 def capture_options(command: _Command) -> _Command:
     """Adds all options of a capture to a command, which gets their values; given() reads those."""
-    for _, name, one in reversed([*all_options(Request)]):
+    ordered = sorted(all_options(Request), key=lambda each: each[2].names[-1] not in _FIRST)
+    for _, name, one in reversed(ordered):
         for parameter, each in reversed(_ways(name, one)):
             shown = {} if each.shown is None else {"default": each.shown, "show_default": True}
             add = click.option(*each.names, parameter, metavar=each.metavar, help=each.help,

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tcpkmon.collector.commands.doctor_checks import Report, examine
-from tcpkmon.formats.base.errors import KernelError
+from tcpkmon.formats.base.errors import KernelError, PrivilegeError
 
 
 @click.command("doctor")
@@ -26,6 +26,8 @@ def command(as_json: bool) -> int:
         click.echo(json.dumps(report.as_dict(), indent=2))
     else:
         show(report)
+    if not report.is_root:
+        return PrivilegeError.exit_code
     return 0 if report.able else KernelError.exit_code
 
 
@@ -49,4 +51,8 @@ def show(report: Report) -> None:
         console.print(table)
     if report.absent:
         console.print("\ncolumns absent on this kernel: " + ", ".join(report.absent))
-    console.print(f"\ntcpkmon {'can' if report.able else 'cannot'} capture here")
+    if report.is_root:
+        console.print(f"\ntcpkmon {'can' if report.able else 'cannot'} capture here")
+    else:
+        console.print("\nonly root can capture, and see what can be captured; run: "
+                      "sudo tcpkmon doctor")  # fmt: skip

@@ -43,6 +43,10 @@ class Report:
     absent: tuple[str, ...] = ()
 
     @property
+    def is_root(self) -> bool:
+        return all(check.good for check in self.checks if check.name == "privilege")
+
+    @property
     def able(self) -> bool:
         return all(check.good for check in self.checks if check.needed)
 
@@ -60,13 +64,15 @@ class Report:
 
 def examine() -> Report:
     """Checks kernel, privilege, BTF, bcc, perf and namespaces, and tries each way to attach."""
+    privilege = _attempt("privilege", check_privilege, "root", "not root")
     required = [
         Check("kernel", platform.system() == "Linux", f"{platform.release()} {platform.machine()}"),
         _attempt("machine", check_machine, platform.machine()),
-        _attempt("privilege", check_privilege, "root", "not root"),
+        privilege,
         _attempt("BTF", Btf.from_kernel, str(KERNEL_BTF)),
-        _attempt("atomics", check_atomics, "programs can number records"),
     ]
+    if privilege.good:
+        required.append(_attempt("atomics", check_atomics, "programs can number records"))
     checks = [*required, _check_bcc(), *_check_files()]
     if not all(check.good for check in required):
         return Report(tuple(checks))

@@ -39,10 +39,11 @@ from tcpkmon.collector.plan.schema_sources import (
 from tcpkmon.collector.plan.schema_sources import shipped_names as all_shipped
 from tcpkmon.collector.ring.rings import Rings, pages_of
 from tcpkmon.formats.base.errors import KernelError, TcpkmonError, UsageError
+from tcpkmon.formats.base.text import suggest
 from tcpkmon.formats.klogger.describe import describe_event
 from tcpkmon.formats.klogger.encode import pack_event
 from tcpkmon.formats.klogger.table import RECORD_HEAD_BYTES, LogFormat
-from tcpkmon.formats.schema import Schema, suggest
+from tcpkmon.formats.schema import Schema
 
 ITERATIONS = 1000
 ROUNDS = 9

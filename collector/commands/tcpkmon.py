@@ -29,6 +29,23 @@ _MODULES = {
 }
 
 
+GROUPS = {
+    "Before a capture": ("doctor", "columns", "events", "schema", "selftest", "benchmark"),
+    "Capture (the command collect does one)": (
+        "daemon", "reload", "status", "top", "metrics", "dump", "triggers", "mark", "probe",
+        "enable", "disable", "buffer-size", "lowwater", "sampler-period", "try",
+    ),
+    "Explain": ("why", "connections", "requests", "latency", "report", "sql", "flamegraph"),
+    "Prove and repair": ("verify", "repair"),
+    "Compare and check": ("diff", "check", "conform", "packetdrill"),
+    "Export and share": ("export", "decode", "join", "pair", "cut", "anonymise", "dataset", "demo"),
+    "The systems of 1987, 1988 and 2001": (
+        "monitor", "condense", "msmod", "iscan", "translate", "magnet-parse",
+    ),
+}  # fmt: skip
+"""The commands as the help shows them."""
+
+
 class Commands(click.Group):
     """Imports a command's module when it is asked for: `verify` starts without the loader."""
 
@@ -43,6 +60,15 @@ class Commands(click.Group):
         assert isinstance(found, click.Command)
         return found
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """In GROUPS, each with its whole first sentence."""
+        known = parts(self)
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([
+                    (name, known[name].get_short_help_str(formatter.width * 4)) for name in names
+                ])  # fmt: skip
+
 
 @click.command(
     "tcpkmon", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}
@@ -51,7 +77,12 @@ class Commands(click.Group):
 def command() -> None:
     """Monitor TCP in the running Linux kernel: what this machine can do, and what files hold.
 
-    collect captures, pmgraph draws.
+    The command collect makes a capture, and pmgraph draws one:
+
+    \b
+      sudo collect --ports 443 -o run.pm --duration 10s
+      tcpkmon why run.pm
+      tcpkmon verify run.pm
     """
 
 

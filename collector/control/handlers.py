@@ -26,7 +26,7 @@ from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.formats.base.causes import KERNEL_CAUSES
 from tcpkmon.formats.base.control import Mark
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
-from tcpkmon.formats.schema import suggest
+from tcpkmon.formats.base.text import suggest
 
 HOUR_S = 3600.0
 SAMPLER = "sampler"

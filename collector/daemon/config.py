@@ -26,7 +26,7 @@ from tcpkmon.collector.plan.request import Request, check_request, make_request
 from tcpkmon.collector.plan.schema_sources import Source, find_sources
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 from tcpkmon.formats.base.removed import find_in_toml
-from tcpkmon.formats.schema import suggest
+from tcpkmon.formats.base.text import suggest
 
 OUTPUT = Path("/var/lib/tcpkmon")
 """The folder of the captures' folders: systemd's StateDirectory=tcpkmon."""

@@ -7,6 +7,7 @@ No client is waited for (collector/control/lines.py), and an answer may come lat
 from __future__ import annotations
 
 import json
+import os
 import selectors
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,7 +17,7 @@ from tcpkmon.collector.control.access import daemon_path, listen_at
 from tcpkmon.collector.control.client import exchange, parse_answer
 from tcpkmon.collector.control.lines import Client, Lines
 from tcpkmon.formats.base.closing import Closing
-from tcpkmon.formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.formats.base.errors import PrivilegeError, TcpkmonError, UsageError
 
 _ANSWER_S = 120.0
 Answer = Callable[[dict[str, Any] | TcpkmonError], None]
@@ -100,13 +101,15 @@ class Refused(TcpkmonError):
 def ask(request: dict[str, Any]) -> dict[str, Any]:
     """Send the daemon a request; its result. TcpkmonError where none runs, and what it refuses."""
     path = daemon_path()
+    if os.geteuid() != 0:
+        raise PrivilegeError("only root may ask the daemon", "run it with sudo")
     try:
         line = exchange(path, json.dumps(request).encode() + b"\n", _ANSWER_S)
     except OSError as error:
         why = f"no answer within {_ANSWER_S:g} s" if isinstance(error, TimeoutError) else ""
         raise TcpkmonError(
             f"no daemon listens at {path}: {why or error.strerror or error}",
-            "systemctl start tcpkmon; only root may ask it",
+            "systemctl start tcpkmon",
         ) from error
     if not line:
         raise TcpkmonError("the daemon gave no answer", "only root may ask it")

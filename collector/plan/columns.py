@@ -13,6 +13,7 @@ import numpy as np
 
 from tcpkmon.formats.base.control import FIRST_CONTROL
 from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.text import suggest
 from tcpkmon.formats.psc.columns import CLASSIC, Column, columns_of, entry_dtype
 from tcpkmon.formats.schema import Event, Field, Schema, field_type, load
 
@@ -76,7 +77,8 @@ def choose_columns(event: Event, text: str) -> tuple[str, ...]:
             chosen.add(word)
         else:
             raise UsageError(
-                f"no such column: {word}", f"tcpkmon columns lists them; {', '.join(SETS)}"
+                f"no such column: {word}{suggest(word, [*names, *SETS])}",
+                f"tcpkmon columns lists them; {', '.join(SETS)}",
             )
     return tuple(name for name in names if name in chosen)
 
@@ -125,7 +127,8 @@ def narrow(
         name = word.lstrip("-+")
         group = sets.get(name.lower(), {name})
         if not group <= set(names):
-            raise UsageError(f"no such {what}: {name}", "tcpkmon events lists them")
+            near = suggest(name, [*names, *(one.upper() for one in sets)])
+            raise UsageError(f"no such {what}: {name}{near}", "tcpkmon events lists them")
         chosen = chosen - group if word.startswith("-") else chosen | group
     if not chosen:
         raise UsageError(f"no {what} is left to record", "tcpkmon events lists them")

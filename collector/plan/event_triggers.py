@@ -21,8 +21,8 @@ from tcpkmon.collector.plan.triggers import CONDITIONS, TriggerScope, scope_of
 from tcpkmon.collector.ring.points import EVENT_HEAD_BYTES
 from tcpkmon.collector.writer.dump import Hit
 from tcpkmon.formats.base.expressions import Mistake, Name, Parsed, parse, read_all
+from tcpkmon.formats.base.text import suggest
 from tcpkmon.formats.conditions import Value, names_in
-from tcpkmon.formats.schema import suggest
 
 CONNECTIONS = ("conn_id", "connection")
 """Fields that are the number of a connection."""

@@ -22,7 +22,7 @@ from tcpkmon.collector.plan.quantities import (
     parse_size,
 )
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.schema import suggest
+from tcpkmon.formats.base.text import suggest
 
 _MOST_PATH = 4096
 """PATH_MAX."""

@@ -21,6 +21,7 @@ from tcpkmon.collector.plan.columns import SCHEMATA
 from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
 from tcpkmon.formats.base.errors import FileError, Problem, SchemaError, UsageError
 from tcpkmon.formats.base.limits import MOST_SCHEMA_BYTES
+from tcpkmon.formats.base.text import suggest
 from tcpkmon.formats.schema import (
     Schema,
     decode_text,
@@ -28,7 +29,6 @@ from tcpkmon.formats.schema import (
     load,
     read_text,
     schema_name,
-    suggest,
 )
 
 BASE = "base"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.schema import suggest
+from tcpkmon.formats.base.text import suggest
 
 SYSCALL = "syscall"
 NUMBERS = 1024

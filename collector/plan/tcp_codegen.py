@@ -11,6 +11,7 @@ from tcpkmon.collector.plan.columns import LOCATIONS, Layout
 from tcpkmon.collector.plan.extension import own_columns
 from tcpkmon.collector.ring.points import FIRST_OWN, ROWS
 from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.text import suggest
 
 WATCHED_BYTES = 64
 INODES = 16384
@@ -130,7 +131,8 @@ def _place_watched(layout: Layout, watch: Sequence[str]) -> dict[str, int]:
     for name in watch:
         if name not in fields:
             raise UsageError(
-                f"--when-changed: no such column: {name}", "tcpkmon columns lists them"
+                f"--when-changed: no such column: {name}{suggest(name, fields)}",
+                "tcpkmon columns lists them",
             )
         if "pm" in fields[name].tags and name != "callvalue":
             raise UsageError(

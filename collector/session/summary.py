@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from tcpkmon.collector.loader.capture_maps import Kernel
 from tcpkmon.collector.loader.prepare import Prepared
@@ -15,6 +19,10 @@ from tcpkmon.formats.base.causes import KERNEL_CAUSES
 from tcpkmon.formats.base.cli import say as say_line
 from tcpkmon.formats.base.errors import FileError, LossError, TcpkmonError
 from tcpkmon.formats.base.text import human_bytes
+
+_LISTEN = "0A"
+_MOST_SOCKETS = 20_000
+_MOST_PORTS = 8
 
 
 def say(text: str) -> None:
@@ -42,6 +50,19 @@ def describe(request: Request, prepared: Prepared, kernel: Kernel) -> None:
             say(f"{name} is not recorded: {why}")
     for name, way in prepared.plan.unproven.items():
         say(f"{name} by {way} may lose events that this kernel does not count")
+
+
+def _ports_in_use() -> str:
+    """The ports of this namespace's connections, those of the most first; of each the lower one."""
+    counts: Counter[int] = Counter()
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError), Path(f"/proc/net/{name}").open(encoding="ascii") as lines:
+            for line in itertools.islice(lines, 1, _MOST_SOCKETS):
+                local, remote, state = line.split()[1:4]
+                if state != _LISTEN:
+                    counts[min(int(end.rpartition(":")[2], 16) for end in (local, remote))] += 1
+    ports = ", ".join(str(port) for port, _ in counts.most_common(_MOST_PORTS))
+    return f"; connections that are open, or were just closed, have ports {ports}" if ports else ""
 
 
 def report(
@@ -79,6 +100,9 @@ def report(
             f"{totals.unchanged:,} unchanged, {limited}{totals.written:,} recorded; "
             f"lost: {describe_losses(totals.by_cause)}"
         )
+        if request.has_tcp and not totals.written and totals.filtered:
+            say(f"nothing matched: {totals.filtered:,} events were of other connections"
+                f"{_ports_in_use()}")  # fmt: skip
         if totals.ring_lost != totals.by_cause[KERNEL_CAUSES["ring_full"]]:
             say(f"the rings themselves count {totals.ring_lost:,} that found no room")
     error = written.error or written.sync_error

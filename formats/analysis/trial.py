@@ -17,7 +17,7 @@ from tcpkmon.formats.analysis.diff.metrics import RATE, RATIO
 from tcpkmon.formats.analysis.diff.statistics import TOO_FEW, Compared, change_text, compare
 from tcpkmon.formats.analysis.why import Connection, Snapshots
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.schema import suggest
+from tcpkmon.formats.base.text import suggest
 
 CONGESTION, LOWAT, INITCWND = "tcp_congestion_control", "tcp_notsent_lowat", "initcwnd"
 CLAMP, SO_SNDBUF, SO_RCVBUF = "snd_cwnd_clamp", "so_sndbuf", "so_rcvbuf"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import IO, Any
@@ -15,6 +16,7 @@ from click.shell_completion import shell_complete
 from tcpkmon.formats.base.errors import FileError, TcpkmonError, UsageError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.removed import find_in_words
+from tcpkmon.formats.base.text import suggest
 
 INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -101,7 +103,22 @@ def _report_click(error: click.ClickException, name: str) -> int:
         click.echo(context.get_help(), err=True)
         return UsageError.exit_code
     path = context.command_path if context is not None else name
+    message = _suggested(error, message)
     return _report(UsageError(message[:1].lower() + message[1:], f"try '{path} --help'"), path)
+
+
+def _suggested(error: click.UsageError, message: str) -> str:
+    """The message, of a command or option that is not there with what may have been meant."""
+    if error.ctx is None:
+        return message
+    command = error.ctx.command
+    if isinstance(error, click.NoSuchOption):
+        names = [name for one in command.get_params(error.ctx) for name in one.opts]
+        return f"No such option '{error.option_name}'{suggest(error.option_name, names)}"
+    wrong = re.match(r"No such command '(.*?)'", message)
+    if wrong and isinstance(command, click.Group):
+        return f"{wrong[0]}{suggest(wrong[1], command.list_commands(error.ctx))}"
+    return message
 
 
 def _describe(error: OSError) -> str:

@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from tcpkmon.formats.base.limits import MOST_CANDIDATES, MOST_SIMILAR_CHARACTERS
 
 _MORE_THAN_A_WORD = re.compile(r"[\s=\"\\]")
 
@@ -41,6 +45,22 @@ def some_of(names: Sequence[str], most: int) -> str:
     """The first of some names, and how many more there are."""
     shown, more = ", ".join(names[:most]), len(names) - most
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The most similar of `names`, or an empty string if none is similar."""
+    if len(name) > MOST_SIMILAR_CHARACTERS:
+        return ""
+    candidates = itertools.islice(names, MOST_CANDIDATES)
+    short = [one for one in candidates if len(one) <= MOST_SIMILAR_CHARACTERS]
+    near = difflib.get_close_matches(name, short, n=1)
+    return near[0] if near else ""
+
+
+def suggest(name: str, names: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` with the nearest of `names`, or an empty string."""
+    near = nearest(name, names)
+    return f" (did you mean '{near}'?)" if near else ""
 
 
 def quote_word(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from tcpkmon.formats.base.cli import say
-from tcpkmon.formats.base.ports import HELP, find_missing, parse_connection
+from tcpkmon.formats.base.ports import HELP, METAVAR, find_missing, parse_connection
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 Table = dict[str, Any]
@@ -19,7 +19,7 @@ Table = dict[str, Any]
 def ports_option(function: _Function) -> _Function:
     """Add -p, which the command gets as `ports`."""
     return click.option(
-        "-p", "--connection", "ports", multiple=True, metavar="LPORT.RPORT", help=HELP
+        "-p", "--connection", "ports", multiple=True, metavar=METAVAR, help=HELP
     )(function)
 
 

@@ -10,6 +10,7 @@ import click
 from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.errors import Errors, LossError, UsageError
 from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.text import suggest
 from tcpkmon.formats.commands.shared import files_argument, form_option, output_option
 
 
@@ -104,7 +105,8 @@ def query_command(
             click.echo(f"{known:19}{text}")
         return
     if name not in QUERIES or place is None:
-        raise UsageError(f"no question {name!r}" if place else "a question and DIR are needed",
+        what = f"no question {name!r}{suggest(name, QUERIES)}"
+        raise UsageError(what if place else "a question and DIR are needed",
                          f"choose of {', '.join(QUERIES)}")  # fmt: skip
     form = form_of(form, output)
     answer = ask(Store(place), name, engine, day, against, connection, that)

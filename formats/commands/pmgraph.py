@@ -18,6 +18,7 @@ from tcpkmon.formats.base.control import Start
 from tcpkmon.formats.base.errors import DamagedError, FileError, UsageError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.limits import MOST_LISTED
+from tcpkmon.formats.base.ports import METAVAR
 from tcpkmon.formats.commands.proof import contradicted, exit_code
 from tcpkmon.formats.commands.shared import PATH, files_argument, output_option, refuse_input
 from tcpkmon.formats.pmgraph import options
@@ -60,9 +61,9 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @_column_options
 @click.option("--show", "show", metavar="NAME,...", multiple=True, expose_value=False,
               callback=_choose, help="show these columns of the file")
-@click.option("-p", "--connection", "connections", metavar="LPORT.RPORT", multiple=True,
+@click.option("-p", "--connection", "connections", metavar=METAVAR, multiple=True,
               help="only include this connection, by its local and remote port in any order, and "
-              "both its ends; more with more -p")
+              "both its ends, or all with this port; more with more -p")
 @click.option("-P", "--by-parameter", is_flag=True,
               help="one graph per parameter with all connections, not one per connection with all "
               "parameters")

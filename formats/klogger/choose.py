@@ -24,11 +24,11 @@ from tcpkmon.formats.base.expressions import (
     Text,
     parse_assertion,
 )
+from tcpkmon.formats.base.text import suggest
 from tcpkmon.formats.conditions import Found, Scope, Value, constant, names_in
 from tcpkmon.formats.klogger.batch import LogBatch
 from tcpkmon.formats.klogger.clock import LogClock, Moment
 from tcpkmon.formats.klogger.table import LogEvent, LogField, LogFormat, native
-from tcpkmon.formats.schema import suggest
 
 _COMPARISON = re.compile(r"\s*([^\s=<>!]+)\s*(!=|<=|>=|==|=|<|>)(.*)", re.DOTALL)
 _NO_WORD = re.compile(r"[\s\"()]")

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.base.errors import DamagedError, TcpkmonError, UsageError
 from tcpkmon.formats.base.limits import MOST_FIELDS, MOST_NAME_CHARACTERS, MOST_PAYLOAD_BYTES
-from tcpkmon.formats.base.text import address_of, text_of
-from tcpkmon.formats.schema import Schema, parse, suggest
+from tcpkmon.formats.base.text import address_of, suggest, text_of
+from tcpkmon.formats.schema import Schema, parse
 
 FORMAT = 1
 RECORD_HEAD_BYTES = 24

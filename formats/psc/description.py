@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tcpkmon.formats.base import facts
 from tcpkmon.formats.base.errors import DamagedError, TcpkmonError, UsageError
 from tcpkmon.formats.base.limits import MOST_SCHEMA_BYTES
+from tcpkmon.formats.base.text import suggest
 from tcpkmon.formats.psc.columns import Column
 from tcpkmon.formats.psc.header import KIND_CLOCK, KIND_SCHEMA, Header
 
@@ -37,7 +38,8 @@ class Description:
     def find_column(self, name: str) -> Column:
         """The column called `name`; UsageError if the file has none."""
         if name not in self.columns_by_name:
-            raise UsageError(f"{self.path} has no column {name}", f"it has {' '.join(self.names)}")
+            raise UsageError(f"{self.path} has no column {name}{suggest(name, self.names)}",
+                             f"it has {' '.join(self.names)}")
         return self.columns_by_name[name]
 
     def is_text(self, name: str) -> bool:

@@ -14,7 +14,6 @@ from tcpkmon.formats.schema.model import (
     Member,
     Schema,
     Suggestions,
-    suggest,
 )
 from tcpkmon.formats.schema.parser import (
     decode_text,
@@ -34,5 +33,4 @@ __all__ = [
     "Arch", "Enum", "Event", "Field", "LogLevel", "Member", "Place", "Schema", "Suggestions",
     "comment_lines", "decode_text", "enabled_events", "extended_by", "field_type", "format_schema",
     "load", "load_partly", "parse", "place_fields", "read_text", "schema_name", "split_doc",
-    "suggest",
 ]  # fmt: skip

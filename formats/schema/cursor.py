@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from tcpkmon.formats.base.errors import SchemaError
 from tcpkmon.formats.base.limits import MOST_SCHEMA_PROBLEMS
+from tcpkmon.formats.base.text import nearest
 from tcpkmon.formats.schema.lexer import Token, tokens
-from tcpkmon.formats.schema.model import Position, nearest
+from tcpkmon.formats.schema.model import Position
 
 ITEMS = ("event", "fields", "enum", "loglevel", "using", "arch", "extends")
 LEVEL_ITEMS = ("event", "include", "omit")

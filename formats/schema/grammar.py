@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 from tcpkmon.formats.base.limits import MOST_GROUP_FIELDS
+from tcpkmon.formats.base.text import nearest
 from tcpkmon.formats.schema.comments import plain_doc, split_doc
 from tcpkmon.formats.schema.cursor import C_WORDS, ITEMS, LEVEL_ITEMS, Block, Cursor
 from tcpkmon.formats.schema.lexer import Token
@@ -22,7 +23,6 @@ from tcpkmon.formats.schema.model import (
     Position,
     Schema,
     Suggestions,
-    nearest,
 )
 from tcpkmon.formats.schema.types import explain_unknown_type, is_type_name
 

@@ -6,16 +6,15 @@ Two values are equal if they declare the same; positions and a schema's name do 
 
 from __future__ import annotations
 
-import difflib
 import functools
-import itertools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from tcpkmon.formats.base.errors import Problem, UsageError
-from tcpkmon.formats.base.limits import MOST_CANDIDATES, MOST_SIMILAR_CHARACTERS, MOST_SUGGESTIONS
+from tcpkmon.formats.base.limits import MOST_SUGGESTIONS
+from tcpkmon.formats.base.text import suggest
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -198,22 +197,6 @@ class Schema:
             for level in self.loglevels
         )  # fmt: skip
         return replace(self, events=tuple(map(change, self.events)), loglevels=tuple(levels))
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The most similar of `names`, or an empty string if none is similar."""
-    if len(name) > MOST_SIMILAR_CHARACTERS:
-        return ""
-    candidates = itertools.islice(names, MOST_CANDIDATES)
-    short = [one for one in candidates if len(one) <= MOST_SIMILAR_CHARACTERS]
-    near = difflib.get_close_matches(name, short, n=1)
-    return near[0] if near else ""
-
-
-def suggest(name: str, names: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` with the nearest of `names`, or an empty string."""
-    near = nearest(name, names)
-    return f" (did you mean '{near}'?)" if near else ""
 
 
 class Suggestions:

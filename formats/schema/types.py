@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.schema.model import Field, Schema, suggest
+from tcpkmon.formats.base.text import suggest
+from tcpkmon.formats.schema.model import Field, Schema
 
 MAX_STRING_BYTES = 4096
 _STRING = re.compile(r"string([0-9]*)", re.ASCII)

@@ -19,9 +19,8 @@ from tcpkmon.formats.base.arrow import import_pyarrow
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.installing import needed
-from tcpkmon.formats.base.text import quote_word
+from tcpkmon.formats.base.text import quote_word, suggest
 from tcpkmon.formats.registry import group
-from tcpkmon.formats.schema import suggest
 from tcpkmon.formats.tables.column import Column, schema_of
 from tcpkmon.formats.tables.shipped import FILE
 from tcpkmon.formats.tables.views import Opened, View, find_view, views_of

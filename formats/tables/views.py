@@ -16,12 +16,12 @@ from tcpkmon.formats.base.arrow import import_pyarrow
 from tcpkmon.formats.base.errors import DamagedError, UsageError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.reader import Reader
+from tcpkmon.formats.base.text import suggest
 from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.klogger.table import LogEvent
 from tcpkmon.formats.psc.reader import Capture
 from tcpkmon.formats.psc.tables import SNAPSHOT
 from tcpkmon.formats.registry import open_files
-from tcpkmon.formats.schema import suggest
 from tcpkmon.formats.tables.column import Column, conform, schema_of
 from tcpkmon.formats.tables.proof import ledger_of, proof_of, reports_of
 from tcpkmon.formats.tables.records import (

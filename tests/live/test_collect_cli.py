@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import select
 import signal
 import socket
@@ -216,6 +217,16 @@ def test_force_replaces_a_file(space: Space, folder: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert verify(path, 0)["end_reason"] == "duration"
     assert os.listdir(folder) == ["x.pm"]
+
+
+def test_nothing_matched_says_what_was_there(space: Space, folder: Path) -> None:
+    path = folder / "x.pm"
+    with Collector("--ports", "9", "-o", str(path)).ready() as collector:
+        exchange(count=20)
+        done = collector.finish()
+    assert done.code == 0, done.stderr
+    said = re.search(r"nothing matched: ([\d,]+) events were .* have ports \d+", done.stderr)
+    assert said and int(said[1].replace(",", "")) >= 20, done.stderr
 
 
 def test_stop_after(space: Space, folder: Path) -> None:

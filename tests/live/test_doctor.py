@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,19 @@ def test_it_can_capture_and_the_program_is_in_the_cache_then(
     made = kept[0].stat().st_ino
     prepare(Request(Filters(), "-"))
     assert [file.stat().st_ino for file in tmp_path.glob(f"*{SUFFIX}")] == [made]
+
+
+def test_without_root_it_says_what_to_run() -> None:
+    code = ("import os\n"
+            "from tcpkmon.collector.commands import doctor, reload, tcpkmon\n"
+            "from tcpkmon.collector.daemon import requests\n"
+            "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n")  # fmt: skip
+    for name, said in (("doctor", "run: sudo tcpkmon doctor"), ("reload", "run it with sudo")):
+        end = f"import sys; sys.argv[1:] = ['{name}']; tcpkmon.main()"
+        done = subprocess.run([sys.executable, "-c", code + end], capture_output=True, text=True,
+                              check=False)  # fmt: skip
+        assert done.returncode == 1 and said in done.stdout + done.stderr, done
+        assert "Traceback" not in done.stderr
 
 
 def test_a_program_that_does_not_compile_is_told(

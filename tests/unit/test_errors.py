@@ -13,6 +13,9 @@ from pathlib import Path
 import click
 import pytest
 
+from tcpkmon.collector.commands.collect import command as collect
+from tcpkmon.collector.commands.tcpkmon import GROUPS, parts
+from tcpkmon.collector.commands.tcpkmon import command as tcpkmon
 from tcpkmon.collector.linux.syscalls import refused
 from tcpkmon.formats.base.cli import run, use_colours
 from tcpkmon.formats.base.errors import (
@@ -279,3 +282,36 @@ def test_colours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 )
 def test_escape_for_terminal(text: str, shown: str) -> None:
     assert for_terminal(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("prog", "words", "meant"),
+    [
+        ("tcpkmon", ["wy"], "why"),
+        ("tcpkmon", ["dataset", "qury"], "query"),
+        ("tcpkmon", ["why", "x.pm", "--whre", "1"], "--where"),
+        ("tcpkmon", ["dataset", "query", "worsthosts", "x"], "worst-hosts"),
+        ("collect", ["--port", "80"], "--ports"),
+        ("collect", ["--columns", "sntt_us", "-o", "x.pm"], "srtt_us"),
+        ("collect", ["--locations", "RTX", "-o", "x.pm"], "RTO"),
+        ("collect", ["--schema", "shed", "-o", "x.pm"], "sched"),
+    ],
+)
+def test_what_may_have_been_meant(
+    prog: str, words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = {"tcpkmon": tcpkmon, "collect": collect}[prog]
+    assert run(command, words, prog=prog) == UsageError.exit_code
+    said = capsys.readouterr().err
+    assert f"(did you mean '{meant}'?)" in said and said.count("\n") == 1, said
+
+
+def test_the_help_has_each_command_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(parts(tcpkmon))
+    assert run(tcpkmon, ["--help"], prog="tcpkmon") == 0
+    said = capsys.readouterr().out
+    assert "..." not in said.replace("ARGS]...", "").replace("microseconds, ...", ""), said
+    assert run(collect, ["--help"], prog="collect") == 0
+    said = capsys.readouterr().out
+    options = [line.split()[0] for line in said.splitlines() if line.startswith("  -")]
+    assert options[:3] == ["--ports", "-o,", "--duration"]

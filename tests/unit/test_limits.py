@@ -21,6 +21,7 @@ from tcpkmon.formats.base import cli, files, limits, segments
 from tcpkmon.formats.base.errors import DamagedError, FileError, SchemaError, UsageError
 from tcpkmon.formats.base.files import open_plain, read_head
 from tcpkmon.formats.base.segments import parse_name
+from tcpkmon.formats.base.text import suggest
 from tcpkmon.formats.commands import pmgraph as pmgraph_command
 from tcpkmon.formats.klogger import LogReader
 from tcpkmon.formats.klogger.encode import DUMP_HEAD, DUMP_MAGIC, HEAD_CRC_AT, encode_preamble
@@ -33,7 +34,7 @@ from tcpkmon.formats.pmgraph.options import Selection
 from tcpkmon.formats.pmgraph.pages import build_pages
 from tcpkmon.formats.psc.header import decode_header
 from tcpkmon.formats.registry import format_of
-from tcpkmon.formats.schema import Suggestions, parse, suggest
+from tcpkmon.formats.schema import Suggestions, parse
 from tcpkmon.formats.verify import Report, chain
 from tcpkmon.formats.verify.report import Problems
 from tcpkmon.formats.verify.segment import Part

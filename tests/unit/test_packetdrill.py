@@ -216,7 +216,7 @@ def test_the_command_refuses(tmp_path: Path) -> None:
     path = str(write_capture(tmp_path / "run.pm", 100, 2))
     for arguments, message in (
         ([path, "-p", "5001.80"], "lacks what a script is made of"),
-        ([path, "-p", "5001"], "not a connection"),
+        ([path, "-p", "5001:80"], "not a connection"),
         ([path, "-p", "5001.80", "--around", "rto", "--since", "1"], "both choose a part"),
     ):
         done = CliRunner().invoke(command, arguments)

@@ -12,7 +12,7 @@ import pytest
 from tcpkmon.collector.commands.tcpkmon import command as tcpkmon
 from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.base.ports import find_missing, match_ports
+from tcpkmon.formats.base.ports import ANY, find_missing, match_ports
 from tcpkmon.formats.commands.pmgraph import command as pmgraph
 from tcpkmon.formats.psc.reader import open_capture
 from tests.unit.request_capture import Socket, client, server, write_requests
@@ -125,7 +125,18 @@ def test_a_condition_that_holds_for_none_is_an_answer(
         assert run(tcpkmon, ["verify", str(out)], prog="tcpkmon") == 0
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_one_port_is_that_of_either_end(
+    command: str, capture: Path, cuttable: Path, capfd: Any
+) -> None:
+    path = cuttable if command == "cut" else capture
+    assert shown(command, path, ["40000"], capfd)[1] == BOTH
+    assert shown(command, path, ["443"], capfd)[1] == {(40001, 443)}
+    assert f"{path}: no connection 7;" in shown(command, path, ["7"], capfd)[2]
+
+
 def test_ports() -> None:
+    assert match_ports([(3, ANY)], [1, 3, 2], [3, 4, 1]).tolist() == [True, True, False]
     mask = match_ports([(1, 2), (3, 3)], [1, 2, 1, 3, 65537], [2, 1, 3, 3, 2])
     assert mask.tolist() == [True, True, False, True, True]
     assert match_ports([], [1], [2]).tolist() == [True]

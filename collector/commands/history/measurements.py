@@ -10,11 +10,11 @@ from tcpkmon.collector.commands.event_list import Listed, list_events
 from tcpkmon.collector.plan.event_layout import lay_out_sources
 from tcpkmon.collector.plan.schema_sources import BASE, TCP, find_sources, shipped_names
 from tcpkmon.formats.base.errors import KernelError, UsageError
+from tcpkmon.formats.base.text import suggest
 from tcpkmon.formats.history import words_of
 from tcpkmon.formats.history.names_1988 import GONE, IDS, NAMES
 from tcpkmon.formats.klogger.describe import describe_event
 from tcpkmon.formats.klogger.table import LogFormat
-from tcpkmon.formats.schema import suggest
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 from tcpkmon.formats.analysis.check.names import CONSTANTS, INTERVAL, LEDGER, unit_of
 from tcpkmon.formats.analysis.why import LIMITS
 from tcpkmon.formats.base.expressions import Call, Name, Node, Operation, Text
+from tcpkmon.formats.base.text import suggest
 from tcpkmon.formats.conditions import FUNCTIONS, WRONG, Array, Found, Scope, Value
-from tcpkmon.formats.schema import suggest
 
 _OF_LIMITS = (f"{INTERVAL}limit", f"{INTERVAL}family", "main_limit")
 _SHARE = "limit_share"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tcpkmon.formats.analysis.latency.stages import PARTS
 from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.schema import suggest
+from tcpkmon.formats.base.text import suggest
 
 RATE, TIME, RATIO, SHARE = "rate", "time", "ratio", "share"
 

@@ -20,7 +20,7 @@ from tcpkmon.formats.base.arrow import import_pyarrow
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.installing import how_to_install
 from tcpkmon.formats.base.reader import Reader
-from tcpkmon.formats.schema import suggest
+from tcpkmon.formats.base.text import suggest
 
 Capture = str | os.PathLike[str] | Reader | Source
 """A path, or what tcpkmon.open() returned."""

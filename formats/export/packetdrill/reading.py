@@ -12,7 +12,7 @@ import numpy as np
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.errors import FileError, UsageError
 from tcpkmon.formats.base.limits import MOST_SCRIPT_RECORDS
-from tcpkmon.formats.base.ports import find_missing, match_ports, parse_connection
+from tcpkmon.formats.base.ports import ANY, find_missing, match_ports, parse_connection
 from tcpkmon.formats.base.text import address_of
 from tcpkmon.formats.psc.header import KIND_KERNEL
 from tcpkmon.formats.psc.reader import Capture
@@ -76,7 +76,7 @@ def read_connection(source: Source, connection: str) -> Recorded:
             chosen[one] = (int(lport[first]), int(rport[first]))
     if note := find_missing((pair,), set(chosen.values()), str(source.reader.path)):
         raise FileError(note)
-    mine = [one for one, ends in chosen.items() if ends == pair] or [*chosen]
+    mine = [one for one, ends in chosen.items() if pair in (ends, (ends[0], ANY))] or [*chosen]
     if len(mine) > 1:
         raise FileError(f"{connection} are the ports of {len(mine)} connections in turn",
                         "tcpkmon cut leaves one: give --since and --until")  # fmt: skip
