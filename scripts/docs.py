@@ -24,7 +24,6 @@ from tables_page import tables_page
 
 from tcpkmon.collector.commands import collect, tcpkmon
 from tcpkmon.collector.commands import schema as schema_command
-from tcpkmon.collector.loader.listing import TOLD
 from tcpkmon.collector.plan.columns import (
     EVENT,
     LOCATIONS,
@@ -51,8 +50,6 @@ COMMANDS: dict[str, click.Command] = {
     "tcpkmon-decode": decode.command,
 }
 NEEDS = re.compile(r'^NEEDS\(\s*(\w+),\s*"([^"]*)"\s*\)', re.MULTILINE)
-GIVEN = frozenset({"seq_no", "time", "seq", "serial", "cpu", "callvalue"})
-"""Columns of entries from sock_diag that the collector fills, or that are rightly 0."""
 BY_SCRIPT = "Made by scripts/docs; do not edit."
 
 # Of each column of struct tpm_entry: what it was in 2000 (the report's comment), and which value of
@@ -159,7 +156,6 @@ def columns_page(schema: Schema) -> str:
         f"{name} {make_layout(schema, choose_columns(event, name), ()).entry_size}"
         for name in SETS
     )
-    untold = ", ".join(code(f.name) for f in event.fields if f.name not in TOLD | GIVEN)
     return page(
         "# Columns",
         f"""`collect --columns` selects the columns: the sets `classic`, `default`, `full` and
@@ -169,9 +165,6 @@ def columns_page(schema: Schema) -> str:
         `laddr`, `raddr`, `comm` and `ca_name` are raw bytes, addresses in network order, names
         padded with NUL. A column is absent (its length in the file is 0) on a kernel that
         lacks a member in the last column of the table.""",
-        f"""Entries of the location EXISTING come from a BPF socket iterator. On a kernel without
-        one they come from sock_diag, which does not report these columns, so they are 0 in such
-        entries: {untold}.""",
         """Where a column has the value under null, the kernel had none yet, or there is none, so
         nobody should count with it. It is null in what `tcpkmon export` and `decode` write (nothing
         between the commas of CSV), and in the tables of `tcpkmon.open()`. The file itself, `pmgraph
@@ -229,7 +222,7 @@ def locations_page(schema: Schema) -> str:
         f"""They are among the other entries, with the ports 0 and 0; [the file
         format](psc-format.md) describes them. EXISTING ({EXISTING}) is the exception: an ordinary
         snapshot, with ports, of a connection that was open when the capture began
-        ({ways["EXISTING"]}, else sock_diag).""",
+        ({ways["EXISTING"]}).""",
         table(["number:", "location", "meaning", "callvalue"], control),
     )
 

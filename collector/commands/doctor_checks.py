@@ -83,7 +83,9 @@ def examine() -> Report:
     assert tcp is not None
     walk = plan.kind_of("EXISTING")
     checks.append(
-        Check("existing connections", True, walk or "sock_diag (there is no socket iterator)")
+        Check("existing connections", walk is not None, walk or plan.missing["EXISTING"],
+              "the kernel needs the BPF iterator of TCP sockets; else capture with --no-existing",
+              needed=False)
     )
     attachable = any(p.kind != "iter" for p in plan.probes)
     checks.append(

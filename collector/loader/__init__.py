@@ -8,7 +8,6 @@ __all__ = [
     "compiler",
     "following",
     "halving",
-    "listing",
     "parked",
     "perf_counters",
     "prepare",
@@ -16,6 +15,5 @@ __all__ = [
     "selftest_result",
     "sock_diag",
     "socket_iterator",
-    "socket_table",
     "tcp_info",
 ]

@@ -31,7 +31,7 @@ from tcpkmon.collector.plan.filters import FILTER_MAP, FOLLOWING, PIDS, Filters
 from tcpkmon.collector.plan.probes import require_any
 from tcpkmon.formats.base.closing import Closing
 from tcpkmon.formats.base.control import EXISTING, Program
-from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.errors import KernelError, UsageError
 
 _FIRST = struct.pack("=I", 0)
 _CONTROL = np.dtype([("enabled", "=u1", POINTS), ("limit", "=u4", POINTS)])
@@ -232,10 +232,10 @@ class Kernel(Closing):
                 found.setdefault(location, []).append(kinds[probe.name])
         return {name: " ".join(dict.fromkeys(places)) for name, places in found.items()}
 
-    def walk(self, namespaces: list[int], step: int) -> Walk | None:
-        """A walk over the open sockets; None where the kernel has no iterator."""
+    def walk(self, namespaces: list[int], step: int) -> Walk:
+        """A walk over the open sockets. KernelError where the kernel refused the iterator."""
         if not any(spec.kind == "iter" for spec in self.loaded.attached()):
-            return None
+            raise KernelError("the kernel refused the iterator of sockets", "see collect -v")
         return Walk(lambda: self.loaded.open_iter("existing"), namespaces, step)
 
     def connections(self) -> int:

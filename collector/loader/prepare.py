@@ -171,7 +171,13 @@ def prepare(request: Request, transport: Transport = DEFAULT_TRANSPORT) -> Prepa
     """
     decided = decide(request, transport)
     limits = dict(request.limits)
-    require_any(decided.plan.missing, decided.numbers.keys() - {"EXISTING"})
+    missing = decided.plan.missing
+    require_any(missing, decided.numbers.keys() - {"EXISTING"})
+    if why := missing.get("EXISTING"):
+        raise KernelError(
+            f"the connections that are open already cannot be recorded here: {why}",
+            "capture with --no-existing, or on a kernel that has the BPF iterator of TCP sockets",
+        )
     engine = decided.make_engine()
     image = decided.compile(engine)
     check_limits(limits, decided.events.chosen if decided.events else ())

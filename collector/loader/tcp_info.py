@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sock_diag's data of a TCP socket, and the columns that they fill: the tables of sock_diag.py."""
+"""struct tcp_info, by which the kernel describes a TCP socket: to sock_diag and to getsockopt()."""
 
 from __future__ import annotations
 
@@ -21,17 +21,3 @@ _MEMBERS = (
 TCP_INFO = np.dtype([(name, kind) for kind, names in _MEMBERS for name in names.split()])
 """struct tcp_info of linux/tcp.h without tcpi_. It has no padding, and new kernels only append to
 it (Linux 6.2: rcv_wnd)."""
-
-FROM_MEMORY = {
-    "sk_rmem_bytes": 0,
-    "sk_rcvbuf": 1,
-    "sk_wmem_alloc": 2,
-    "sb_hiwat": 3,
-    "sk_forward_alloc": 4,
-    "sk_wmem_bytes": 5,
-}
-"""Columns that are words of INET_DIAG_SKMEMINFO (SK_MEMINFO_... of linux/sock_diag.h)."""
-MEMORY_WORDS = 6
-
-# Bits of options -> bits of ecn_flags: negotiated, congestion seen. sock_diag lacks the other two.
-ECN = ((8, 1), (16, 8))

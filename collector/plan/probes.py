@@ -120,8 +120,8 @@ def make_plan(
     """Chooses for each probe with an enabled location the first way that this kernel offers.
 
     can: whether a kind can be attached to a target (Probing.can of collector/loader). always:
-    probes that are attached in any case. kinds: only these, for tests and benchmarks. Locations
-    without a way are in `missing`.
+    probes that are attached in any case. kinds: only these and iterators, for tests and
+    benchmarks. Locations without a way are in `missing`.
     """
     chosen: list[Chosen] = []
     missing: dict[str, str] = {}
@@ -134,7 +134,7 @@ def make_plan(
             unused.append(probe.name)
             continue
         for kind, target in probe.alternatives:
-            narrowed = kinds is not None and kind not in kinds
+            narrowed = kinds is not None and kind not in (*kinds, "iter")
             if narrowed or not can(kind, target):
                 continue
             chosen.append(Chosen(probe.name, tuple(wanted), kind, target, serves))

@@ -4,7 +4,6 @@
 A supervisor holds its descriptor too. Each value is stored with its number last, so a process that
 is killed between leaves the one before:
 
-    listed       connections that sock_diag listed
     retired      by CPU: records that were read from rings that are not there any more
     ring_lost    by CPU: records that found those rings full
     notes        of the last two checkpoints of the file: see note()
@@ -45,7 +44,7 @@ class Journal(Closing):
              ("lost", "=i8", cpus)]
         )  # fmt: skip
         layout = np.dtype(
-            [("listed", "=i8"), ("retired", "=i8", cpus), ("ring_lost", "=i8", cpus),
+            [("retired", "=i8", cpus), ("ring_lost", "=i8", cpus),
              ("notes", note, 2), ("files", notes_layout(cpus + 1))]
         )  # fmt: skip
         if fd is None:
@@ -59,15 +58,6 @@ class Journal(Closing):
         self._memory = memory[0]
         self.files = Notes(self._memory["files"])
         self._cpus = cpus
-
-    @property
-    def listed(self) -> int:
-        """How many connections sock_diag listed."""
-        return int(self._memory["listed"])
-
-    @listed.setter
-    def listed(self, count: int) -> None:
-        self._memory["listed"] = count
 
     def retire(self, cpu: int, read: int, lost: int) -> None:
         """A ring is gone, with so many records that were read, and that found it full."""

@@ -156,7 +156,7 @@ class Session:
             ("counters of new CPUs", lambda: self._counters.refresh(self._rings.cpus)),
             ("programs at new places", loaded.refresh),
             ("control groups", self._whose.step_slowly),
-            ("parking", lambda: self._takeover.park(kernel, self._existing)),
+            ("parking", lambda: self._takeover.park(kernel)),
             *self._rights.checks.items(),
         ]
         return each_round, each_second
@@ -174,13 +174,13 @@ class Session:
         describe(self._request, self._prepared, self._kernel)
         self._checkpoint()
         step = max(1, self._rings.rows // 2)  # as fast as the rings are drained
-        self._existing.record(step, self._failures.optional, self._stream.push, self._drain_on)
+        self._existing.record(step, self._failures.optional, self._drain_on)
         while self._kernel.loaded.is_loading:
             self._rings.wait(WAIT_S / 10)
             self._step()
         self._reconciling.start(self._step)
         self._kernel.loaded.enter_by(self._rights.entrance)
-        self._takeover.park(self._kernel, self._existing)
+        self._takeover.park(self._kernel)
         self._rights.give_up()
         self._whose.names = Names(self._rights.opener)
         if not self._request.quiet and self._request.verbose:

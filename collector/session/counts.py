@@ -28,7 +28,7 @@ class Counts:
 
     def books(self) -> Books:
         """The ledger at this moment."""
-        heads = self.existing.heads()
+        heads = self.kernel.heads()
         order = self.stream.order
         return Books(
             ledger=heads["accounts"].copy(),
@@ -51,12 +51,12 @@ class Counts:
 
     def serials(self) -> dict[int, int]:
         """By CPU, the last serial that the kernel gave out."""
-        serials = self.existing.heads()["serial"]
+        serials = self.kernel.heads()["serial"]
         return {cpu: int(serial) for cpu, serial in enumerate(serials) if serial}
 
     def connections(self) -> int:
         """How many connections were seen."""
-        return max(self.kernel.connections(), self.existing.listed)
+        return self.kernel.connections()
 
     def losses(self) -> dict[str, int]:
         """Records lost, by cause."""

@@ -121,7 +121,7 @@ class Reconciling:
 
     def _list(self) -> Work:
         """List the kernel's connections."""
-        from tcpkmon.collector.loader.listing import list_by
+        from tcpkmon.collector.loader.sock_diag import list_by
 
         self._watching.table().hold(True)
         self._began_ns = time.monotonic_ns()

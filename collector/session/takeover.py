@@ -119,7 +119,6 @@ class Takeover(Closing):
             return ""
         info = replace(info, settings={**info.settings, "went_on": True})
         existing.close()
-        existing.listed = self.journal.listed if self.journal is not None else 0
         self._stream.go_on(info, kernel, clocks, self._tail, show)
         killed = self._count_killed(rings)
         self.overseer.went_on(killed)
@@ -148,13 +147,12 @@ class Takeover(Closing):
         else:
             self._stream.after(rings.hold(self._stream.order.waiting_by_cpu))
 
-    def park(self, kernel: Kernel, existing: Existing) -> None:
+    def park(self, kernel: Kernel) -> None:
         """Hand over what is not there yet. Call it when all is attached, then once a second."""
         if self.journal is None:
             return
         if not self._sent:
             kernel.loaded.finish_loading()
-            self.journal.listed = existing.listed
         now = park(kernel.loaded, self.journal.fd)
         new = {name: fd for name, fd in now.items() if name not in self._sent}
         if not new:

@@ -57,10 +57,10 @@ class PscCodec(Codec):
     def prepare(
         self, info: CaptureInfo, current: Current, clocks: Clocks, rotates: bool, last_seq: int
     ) -> None:
-        # The entries that sock_diag lists come from no CPU: they have the number after the last.
-        # So have last records that a later segment repeats.
-        self._cpus = info.cpus + 1 + rotates
-        self.states_cpu = info.cpus + 1
+        # Last records that a later segment repeats come from no CPU: they have the number after
+        # the last.
+        self._cpus = info.cpus + rotates
+        self.states_cpu = info.cpus
         self.reserve_bytes = reserve_bytes(self._cpus, info.programs + 4, info.entry_size)
         self.states = States(info.dtype, info.remembered or MOST) if rotates else None
         self.unit, self._dtype, self._to_epoch = info.dtype.itemsize, info.dtype, clocks.to_epoch

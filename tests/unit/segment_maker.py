@@ -46,9 +46,8 @@ class Maker:
         self.columns: dict[str, Any] = {}
         """More columns of the records of CPU 0."""
         self.rotates = rotates
-        # As the kernel's counts with those of sock_diag's entries.
-        self.ledger = np.zeros((CPUS + 1, ROWS), ACCOUNT)
-        self.serials = np.zeros(CPUS + 1, np.uint64)
+        self.ledger = np.zeros((CPUS, ROWS), ACCOUNT)
+        self.serials = np.zeros(CPUS, np.uint64)
         self.stream = self.open_stream()
         info = CaptureInfo(
             version="test", kernel="test", settings={"tcpkmon": "test"}, dtype=self.dtype,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tcpkmon.collector.loader.socket_table import SOCKET, choose_sockets
+from tcpkmon.collector.loader.sock_diag import SOCKET, choose_sockets
 from tcpkmon.collector.plan.filters import Address, Filters
 
 

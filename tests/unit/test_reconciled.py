@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tcpkmon.collector.loader.socket_table import SOCKET
+from tcpkmon.collector.loader.sock_diag import SOCKET
 from tcpkmon.collector.metrics.connections import Connections
 from tcpkmon.collector.plan.columns import choose_columns, load_schema, locations_of, make_layout
 from tcpkmon.collector.session.differences import Found, find_differences

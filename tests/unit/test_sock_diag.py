@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sock_diag answers, by byte: struct inet_diag_msg, tcp_info of three ages, the entries."""
+"""What sock_diag answers, by byte: struct inet_diag_msg, tcp_info of any age, the same sockets as
+one by one, of any length and order; the filters."""
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -10,23 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tcpkmon.collector.loader import listing, sock_diag
-from tcpkmon.collector.loader.listing import TOLD, ends_of, list_connections, make_entries
-from tcpkmon.collector.loader.socket_table import WHOLE, decode
-from tcpkmon.collector.loader.tcp_info import FROM_MEMORY, TCP_INFO
-from tcpkmon.collector.plan.columns import choose_columns, load_schema, make_layout
-from tcpkmon.collector.plan.filters import Filters
-from tcpkmon.formats.base.control import EXISTING
+from tcpkmon.collector.loader import sock_diag
+from tcpkmon.collector.loader.sock_diag import (
+    MEMBERS,
+    STATES,
+    choose_sockets,
+    decode,
+    ends_of,
+    list_sockets,
+)
+from tcpkmon.collector.loader.tcp_info import TCP_INFO
+from tcpkmon.collector.plan.filters import Cgroup, Filters, parse
 from tcpkmon.formats.base.errors import KernelError
-from tcpkmon.formats.base.tcp_info import FROM_INFO
 
-MONO_NS = 0x1_2345_6789_ABCD
 V6 = bytes(range(0x20, 0x30))
-
-
-def layout(columns: str = "all", absent: tuple[str, ...] = ()) -> Any:
-    schema = load_schema()
-    return make_layout(schema, choose_columns(schema.event("SNAPSHOT"), columns), absent)
+NETNS = 2**63 + 9
+CGROUP = 21
 
 
 def tcp_info(length: int = 280, **members: int) -> bytes:
@@ -35,24 +36,6 @@ def tcp_info(length: int = 280, **members: int) -> bytes:
     for name, value in members.items():
         row[name] = value
     return (row.tobytes() + b"\xee" * 64)[:length]
-
-
-def connection(info: bytes | None = None, local_port: int = 0x1234) -> Any:
-    """One row of WHOLE. info: its struct tcp_info."""
-    info = tcp_info(snd_cwnd=10, snd_mss=1448, rcv_wnd=65) if info is None else info
-    row = decode(received(message(2, 1, {
-        2: info, 4: b"cubic\0", 7: struct.pack("=9I", 1, 2, 3, 4, 5, 6, 7, 8, 9),
-        15: struct.pack("=I", 5), 21: struct.pack("=Q", 2**40 + 3),
-    })), 2**63 + 5, WHOLE)  # fmt: skip
-    row["pid"] = 321
-    row["ends"][0, 4] = local_port << 16 | 5001
-    return row
-
-
-def entry_of(*rows: Any, where: Any = None) -> Any:
-    """The entries of these rows."""
-    sockets = np.concatenate([np.empty(0, WHOLE), *rows])
-    return make_entries(layout() if where is None else where, sockets, MONO_NS)
 
 
 def message(
@@ -95,7 +78,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, *datagrams: bytes) -> None:
     def run_inside(fd: int, call: Callable[[], Any]) -> Any:
         return parts
 
-    monkeypatch.setattr(listing, "run_inside", run_inside)
+    monkeypatch.setattr(sock_diag, "run_inside", run_inside)
     monkeypatch.setattr(sock_diag, "cookie_of", lambda fd: 77)
 
 
@@ -112,104 +95,37 @@ def test_the_layout_is_that_of_the_uapi_header() -> None:
     assert TCP_INFO.itemsize == 236
 
 
-def test_every_named_column_exists() -> None:
-    names = {field.name for field in load_schema().event("SNAPSHOT").fields}
-    assert set(FROM_INFO) | set(FROM_MEMORY) <= names
-    assert names >= TOLD
-    assert set(FROM_INFO.values()) <= set(TCP_INFO.names or ())
-
-
-def test_an_entry_byte_by_byte() -> None:
-    info = tcp_info(snd_cwnd=10, snd_mss=1448, rto=204_000, retransmits=3, options=0x19, rcv_wnd=65)
-    where = layout()
-    entry = entry_of(connection(info), where=where)
-    raw = entry.tobytes()
-    assert len(raw) == where.entry_size
-    assert raw[:4] == bytes(4)
-    assert struct.unpack_from("=Q", raw, 4) == (MONO_NS,)
-    assert struct.unpack_from("=II", raw, 12) == (0, EXISTING)
-    assert raw[20:24] == bytes.fromhex("1234 1389")  # network order
-    assert struct.unpack_from("=I", raw, 24) == (14480,)
-    one = entry[0]
-    expected = {
-        "time_ns": MONO_NS, "lport": 0x1234, "rport": 5001, "snd_cwnd_segs": 10, "mss": 1448,
-        "rto_us": 204_000, "retransmits": 3, "ecn_flags": 9, "rcv_wnd": 65, "pid": 321,
-        "netns": 2**63 + 5, "cgroup": 2**40 + 3, "uid": 1000, "sk_mark": 5,
-        "rcv_sb_cc": 21, "snd_sb_cc": 22,
-        "sk_rmem_bytes": 1, "sk_rcvbuf": 2, "sk_wmem_alloc": 3, "sb_hiwat": 4,
-        "sk_forward_alloc": 5, "sk_wmem_bytes": 6, "state": 1, "family": 2,
-    }  # fmt: skip
-    assert {name: int(one[name]) for name in expected} == expected
-    assert one["laddr"].tobytes() == bytes(10) + b"\xff\xff\n\0\0\1"
-    assert one["ca_name"].tobytes() == b"cubic".ljust(16, b"\0")
-    for name in where.dtype.names or ():
-        if name not in TOLD | {"tv_sec", "tv_usec"}:
-            assert not any(one[name].tobytes()), name
-
-
-def test_each_member_goes_to_its_column() -> None:
-    """Each member of tcp_info has a value of its own, and so has then each column."""
-    row = np.zeros(1, TCP_INFO)
-    for index, name in enumerate(TCP_INFO.names or ()):
-        row[name] = index + 1
-    entry = entry_of(connection(row.tobytes()))[0]
-    members = list(TCP_INFO.names or ())
-    for column, member in FROM_INFO.items():
-        assert entry[column] == members.index(member) + 1, column
-
-
-def test_a_short_tcp_info_gives_what_it_has() -> None:
-    """Linux 4.4 ended after 160 bytes, and no member beyond is made up."""
-    info = tcp_info(160, data_segs_out=17, snd_cwnd=2, snd_mss=3, delivered=9, rcv_wnd=65)
-    entry = entry_of(connection(info))[0]
-    assert (entry["data_segs_out"], entry["delivered"], entry["rcv_wnd"]) == (17, 0, 0)
-
-
-def test_the_columns_are_those_of_the_layout() -> None:
-    for where in (layout("classic"), layout("default", ("bytes_acked", "snd_wnd"))):
-        entries = entry_of(connection(), connection(local_port=6), where=where)
-        assert entries.dtype == where.dtype
-        assert list(entries["lport"]) == [0x1234, 6]
-    assert entry_of().shape == (0,)
-
-
-def test_messages_become_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    info = tcp_info(snd_cwnd=4)
-    four = message(2, 1, {2: info, 4: b"bbr\0", 7: bytes(36), 15: struct.pack("=I", 6)})
+def test_messages_become_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tcp_info(bytes_acked=4)
+    four = message(2, 1, {2: info, CGROUP: struct.pack("=Q", 6)})
     six = message(10, 8, {8: b"\3", 2: info}, cookie=5)
     answer(monkeypatch, four + six, DONE)
-    one, two = list_connections([3], Filters())
+    one, two = list_sockets([3])
     assert one["cookie"] == 0x1_0000_0002
-    expected = {"netns": 77, "family": 2, "state": 1, "inode": 4242, "mark": 6, "snd_cwnd": 4,
-                "rqueue": 21, "wqueue": 22}  # fmt: skip
+    expected = {"netns": 77, "family": 2, "state": 1, "inode": 4242, "cgroup": 6, "uid": 1000,
+                "bytes_acked": 4}  # fmt: skip
     assert {name: int(one[name]) for name in expected} == expected
     mapped = bytes(10) + b"\xff\xff\n\0\0\1"
     assert ends_of(one) == ((mapped, 5001), (mapped, 80))
-    assert one["congestion"].tobytes() == b"bbr".ljust(16, b"\0")
     assert (two["family"], two["state"], ends_of(two)[0]) == (10, 8, (V6, 5001))
-    assert not any(two["congestion"].tobytes())
+    assert two["cgroup"] == 0
 
 
-def test_what_is_no_full_socket_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_of_all_states_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     time_wait = message(2, 5, {8: b"\0"}, cookie=1)
     listener = message(2, 10, {2: tcp_info()}, cookie=2)
     answer(monkeypatch, time_wait + listener, DONE)
-    assert not len(list_connections([3], Filters()))
+    assert list_sockets([3])["state"].tolist() == [5, 10]
+    assert not len(decode(received(time_wait + listener), NETNS))
 
 
 def test_a_connection_that_is_told_twice_is_there_once(monkeypatch: pytest.MonkeyPatch) -> None:
     one = message(2, 1, {2: tcp_info()})
     answer(monkeypatch, one + one, one + DONE)
-    assert len(list_connections([3], Filters())) == 1
+    assert len(list_sockets([3])) == 1
     other = message(2, 1, {2: tcp_info()}, cookie=9)
     answer(monkeypatch, one, other)
-    assert len(list_connections([3], Filters())) == 2
-
-
-def test_filters_by_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, message(2, 1, {2: tcp_info()}))
-    assert len(list_connections([3], Filters(local_ports=(5001,)))) == 1
-    assert not len(list_connections([3], Filters(local_ports=(80,))))
+    assert len(list_sockets([3])) == 2
 
 
 def test_damaged_messages_end_the_datagram() -> None:
@@ -242,3 +158,117 @@ def test_a_kernel_without_sock_diag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sock_diag, "DiagSocket", refuse)
     with pytest.raises(KernelError, match="does not list its connections: Protocol not supported"):
         sock_diag.list_answers()
+
+
+def info(length: int = 280, **members: int) -> dict[int, bytes]:
+    return {2: tcp_info(length, **members)}
+
+
+def rows_of(*messages: bytes) -> Any:
+    return decode(received(*messages), NETNS)
+
+
+def random_message(at: random.Random) -> bytes:
+    """A socket of any family, state, age of the kernel and set of attributes."""
+    attributes: dict[int, bytes] = {}
+    kinds = at.sample([1, 2, 4, 7, 8, 15, CGROUP], at.randrange(8))
+    for kind in kinds:
+        if kind == 2:
+            values = {name: at.randrange(1 << 32) for name in MEMBERS}
+            attributes |= info(at.choice((104, 128, 136, 192, 232, 280, 280, 280)), **values)
+        elif kind == CGROUP:
+            attributes[kind] = struct.pack("=Q", at.randrange(1 << 64))
+        else:
+            attributes[kind] = at.randbytes(at.randrange(12))
+    data = message(at.choice((2, 10)), at.randrange(1, 13), attributes, at.randrange(1 << 64))
+    if at.random() < 0.1:  # an attribute that is longer than the message
+        data += struct.pack("=HH", 60, 2)
+        data = struct.pack("=I", len(data)) + data[4:]
+    return data
+
+
+def one_by_one(data: bytes) -> dict[str, Any] | None:
+    """A message, decoded field by field; None for what is no full socket."""
+    family, state = data[16], data[17]
+    lport, rport, local, remote = struct.unpack_from(">HH16s16s", data, 20)
+    _, cookie, _, _, _, uid, inode = struct.unpack_from("=IQIIIII", data, 56)
+    if family == 2:
+        local, remote = (bytes(10) + b"\xff\xff" + end[:4] for end in (local, remote))
+    attributes: dict[int, bytes] = {}
+    at = 88
+    while at + 4 <= len(data):
+        size, kind = struct.unpack_from("=HH", data, at)
+        if not 4 <= size <= len(data) - at:
+            break
+        attributes[kind] = data[at + 4 : at + size]
+        at += (size + 3) & ~3
+    if 2 not in attributes or not STATES >> state & 1:
+        return None
+    infos = np.frombuffer(attributes[2][: TCP_INFO.itemsize].ljust(TCP_INFO.itemsize, b"\0"),
+                          TCP_INFO)[0]  # fmt: skip
+    values = {
+        "family": family, "state": state, "cookie": cookie, "uid": uid, "inode": inode,
+        "netns": NETNS,
+        "cgroup": int.from_bytes(attributes.get(CGROUP, b"")[:8], "little"),
+        "ends": ((local, lport), (remote, rport)),
+    }  # fmt: skip
+    return values | {name: infos[name] for name in MEMBERS}
+
+
+def test_the_same_sockets_as_one_by_one() -> None:
+    at = random.Random(7)
+    datagrams = [
+        b"".join(random_message(at) for _ in range(at.randrange(1, 9))) for _ in range(200)
+    ]
+    answers = received(*datagrams)
+    found = decode(answers, NETNS)
+    rows = iter(found)
+    for data, offsets in answers:
+        for begin, end in zip(offsets, [*offsets[1:], len(data)], strict=True):
+            if (one := one_by_one(data[begin:end])) is None:
+                continue
+            row = next(rows)
+            assert ends_of(row) == one.pop("ends")
+            for name, value in one.items():
+                assert row[name] == value, name
+    assert next(rows, None) is None
+    assert len(found) > 200
+
+
+def test_nothing() -> None:
+    assert len(decode([], NETNS)) == len(rows_of()) == 0
+    assert len(rows_of(message(2, 6, info()))) == 0, "time-wait"
+    assert len(rows_of(message(2, 1, {}))) == 0, "a request"
+    assert len(rows_of(message(2, 1, info()), message(10, 8, info()))) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "families"),
+    [({"ports": "80"}, [2, 10]), ({"local_ports": "5001"}, [2, 10]), ({"local_ports": "80"}, []),
+     ({"remote_ports": "80"}, [2, 10]), ({"remote_ports": "5001"}, []),
+     ({"pairs": ["5001.80"]}, [2, 10]), ({"pairs": ["80.5001"], "ports": "7"}, []),
+     ({"family": 4}, [2]), ({"family": 6}, [10]), ({"addresses": ["10.0.0.0/8"]}, [2]),
+     ({"addresses": ["11.0.0.0/8"]}, []), ({"addresses": ["2021::/16"]}, [10]),
+     ({"addresses": ["2021::/16"], "ports": "1"}, []),
+     ({"addresses": ["::ffff:10.0.0.1"], "family": 4}, [2]), ({"addresses": ["::/0"]}, [2, 10])],
+    ids=str,
+)  # fmt: skip
+def test_filters_choose(given: dict[str, Any], families: list[int]) -> None:
+    filters = parse(**given)
+    answers = received(message(2, 1, info()), message(10, 1, info()))
+    rows = decode(answers, NETNS)
+    assert choose_sockets(rows, filters)["family"].tolist() == families
+
+
+def test_cgroups() -> None:
+    rows = rows_of(message(2, 1, {**info(), CGROUP: struct.pack("=Q", 77)}), message(2, 1, info()))
+    filters = Filters(cgroups=(Cgroup("/x", 77, 1),))
+    assert choose_sockets(rows, filters, {77})["cgroup"].tolist() == [77]
+    assert len(choose_sockets(rows, filters, {78})) == 0
+
+
+def test_users() -> None:
+    rows = rows_of(message(2, 1, info()))
+    (user,) = rows["uid"].tolist()
+    assert len(choose_sockets(rows, Filters(users=(user,)))) == 1
+    assert len(choose_sockets(rows, Filters(users=(user + 1,)))) == 0
