@@ -149,18 +149,14 @@ def check_privilege() -> None:
 
 
 def check_machine() -> None:
-    """Raises KernelError on machines whose rings cannot be read: see ring/words.py."""
+    """Raises KernelError on machines that the programs are not for; TcpkmonError: no words.c."""
     machine = this_machine()
     if machine not in {"x86_64", "arm64"} or sys.byteorder != "little":
         raise KernelError(
             f"capturing on {machine} is not supported: the programs are for x86_64 and arm64",
             "files can be read on any machine",
         )
-    if machine == "arm64" and find_library() is None:
-        raise KernelError(
-            "capturing on arm64 needs collector/ring/words.c, which is not compiled here",
-            "install gcc, then run scripts/setup or install tcpkmon again",
-        )
+    find_library()
 
 
 def prepare(request: Request, transport: Transport = DEFAULT_TRANSPORT) -> Prepared:

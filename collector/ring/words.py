@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words that the kernel and this process share of a ring, loaded and stored in order.
-
-words.c does it. Where that is not compiled only x86-64 can read rings, which keeps the order of
-numpy's loads and stores; loader/prepare.py refuses to start on other machines.
-"""
+"""Words of a ring that the kernel shares with this process: words.c keeps their order."""
 
 from __future__ import annotations
 
@@ -17,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.base.compiled import find_compiled
+from tcpkmon.formats.base.errors import TcpkmonError
+from tcpkmon.formats.base.installing import how_to_install
 
 _VERSION = 1
 _SIGNATURES: dict[str, tuple[Any, str]] = {
@@ -30,9 +28,13 @@ _BUSY = 1 << 31
 
 
 @functools.cache
-def find_library() -> CDLL | None:
-    """The compiled words.c; None if there is none."""
-    return find_compiled(Path(__file__).with_name("_words"), _VERSION, _SIGNATURES, PyDLL)
+def find_library() -> CDLL:
+    """The compiled words.c. TcpkmonError if there is none of this version."""
+    place = Path(__file__).with_name("_words")
+    if (library := find_compiled(place, _VERSION, _SIGNATURES, PyDLL)) is None:
+        raise TcpkmonError(f"{place}*.so is missing, or of another version: rings cannot be read",
+                           how_to_install("tcpkmon"))  # fmt: skip
+    return library
 
 
 class Word:
@@ -40,6 +42,7 @@ class Word:
 
     def __init__(self, word: NDArray[np.uint64]) -> None:
         self._word = word
+        self._library = find_library()
         self.address = word.ctypes.data
 
     def peek(self) -> int:
@@ -48,16 +51,11 @@ class Word:
 
     def load(self) -> int:
         """Its value: what others stored before it is visible afterwards."""
-        library = find_library()
-        return self.peek() if library is None else int(library.ring_load(self.address))
+        return int(self._library.ring_load(self.address))
 
     def store(self, value: int) -> None:
         """Store it after all that was read before, and before all that is read afterwards."""
-        library = find_library()
-        if library is None:
-            self._word[0] = value
-        else:
-            library.ring_store(self.address, value)
+        self._library.ring_store(self.address, value)
 
 
 class Producer(Word):
@@ -77,22 +75,16 @@ class Producer(Word):
         """Where in the memory the row at this position begins."""
         return mmap.PAGESIZE + (position & (self._size_bytes - 1))
 
-    def is_busy(self, position: int, count: int = 1) -> NDArray[np.bool_]:
-        """Whether each of the rows from this position on is being built."""
-        lengths: NDArray[np.uint32] = np.ndarray(
-            (count,), np.uint32, self._memory, self.place(position), (self._row,)
-        )
-        return lengths >= _BUSY
+    def is_busy(self, position: int) -> bool:
+        """Whether the row at this position is being built."""
+        length = np.frombuffer(self._memory, np.uint32, 1, self.place(position))
+        return bool(length[0] >= _BUSY)
 
     def advance(self, position: int) -> tuple[int, bool]:
         """The position behind the committed records, which are visible afterwards, and whether
         there is one that is being built."""
-        if (library := find_library()) is None:
-            busy = self.is_busy(position, (self.load() - position) // self._row)
-            done = int(np.argmax(busy)) if busy.any() else len(busy)
-            return position + done * self._row, done < len(busy)
         end = c_uint64(position)
-        held_up = library.ring_advance(
+        held_up = self._library.ring_advance(
             self.address, self.address + mmap.PAGESIZE, self._size_bytes, self._row, byref(end)
         )
         return end.value, bool(held_up)

@@ -18,10 +18,9 @@ _ANALYSIS = ("duckdb", "matplotlib", "perfetto", "pyarrow", "scipy")
 
 def how_to_install(package: str) -> str:
     """A hint for people. package: its name on PyPI."""
-    if sys.prefix == _DEBIAN and package.startswith("opentelemetry"):
-        return "Debian has no package of it: install tcpkmon as a wheel (docs/installing.md)"
     if sys.prefix == _DEBIAN:  # it sees the system's packages
         name = "tcpkmon-analysis" if package in _ANALYSIS else f"python3-{package}"
+        name = package if package == "tcpkmon" else name
         return f"sudo apt install {name}"
     if (Path(__file__).resolve().parents[2] / "scripts/setup").is_file():
         return "sudo scripts/setup installs it"

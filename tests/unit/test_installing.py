@@ -16,7 +16,8 @@ def test_in_a_clone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "debian"), [("scipy", "tcpkmon-analysis"), ("pandas", "python3-pandas")]
+    ("package", "debian"),
+    [("scipy", "tcpkmon-analysis"), ("pandas", "python3-pandas"), ("tcpkmon", "tcpkmon")],
 )
 def test_in_a_debian_package(package: str, debian: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", "/usr/lib/tcpkmon")

@@ -1,26 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words that are shared with the kernel, by words.c and without it."""
+"""The words that are shared with the kernel, by words.c."""
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tcpkmon.collector.commands import doctor
+from tcpkmon.collector.loader import prepare
 from tcpkmon.collector.ring import words
 from tcpkmon.collector.ring.words import Producer, Word
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.base.errors import TcpkmonError
 
 SIZE, ROW = 4 * mmap.PAGESIZE, 72
 BUSY = 1 << 31
-
-
-@pytest.fixture(params=["words.c", "numpy"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert words.find_library() is not None, "words.c is not compiled: scripts/setup"
-    if request.param == "numpy":
-        monkeypatch.setattr(words, "find_library", lambda: None)
 
 
 @pytest.fixture
@@ -58,8 +56,8 @@ def test_it_stops_at_what_is_being_built(memory: mmap.mmap, begin: int, at: int)
     start, stop = begin * ROW, (begin + at) * ROW
     ring = fill(memory, start + 7 * ROW, (stop, start + 6 * ROW))
     assert ring.advance(start) == (stop, True)
-    assert ring.is_busy(stop)[0]
-    assert ring.is_busy(start, 7).tolist() == [i in {at, 6} for i in range(7)]
+    for row in range(7):
+        assert ring.is_busy(start + row * ROW) == (row in {at, 6})
 
 
 def test_a_word_is_stored_where_others_see_it() -> None:
@@ -68,3 +66,15 @@ def test_a_word_is_stored_where_others_see_it() -> None:
     word.store((1 << 63) + 5)
     assert shared.tolist() == [0, (1 << 63) + 5, 0]
     assert word.load() == word.peek() == (1 << 63) + 5
+
+
+def test_without_the_library_nothing_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(words, "__file__", str(tmp_path / "words.py"))
+    monkeypatch.setattr(prepare, "find_library", words.find_library.__wrapped__)
+    assert cli.run(doctor.command, [], "tcpkmon doctor") == 4
+    said = " ".join(capsys.readouterr().out.split())
+    assert "is missing, or of another version: rings cannot be read" in said
+    with pytest.raises(TcpkmonError, match="rings cannot be read; "):
+        prepare.check_machine()

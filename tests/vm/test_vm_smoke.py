@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import platform
 import re
 from pathlib import Path
 
 from tcpkmon.collector.lab.lab import Lab
-from tcpkmon.collector.ring.words import find_library
 from tcpkmon.formats.verify import verify_file
 from tests.live.capturing import Records, capturing_each, connected, look, wait_until, within
 
@@ -24,7 +22,6 @@ IN_SS = {
 
 
 def test_a_counted_transfer(lab: Lab, tmp_path: Path) -> None:
-    assert platform.machine() == "x86_64" or find_library() is not None
     every = ("--columns", "all", "--locations", "RECEIVE_CALL")
     options = {"typed": (*within(lab), "--locations", TYPED), "calls": (*within(lab), *every)}
     with capturing_each(tmp_path, options) as running:
