@@ -71,6 +71,8 @@ class Handlers:
         """When the group asked for dumps."""
         self.next_file: Callable[[str], None] = lambda why: None
         """Begins the next file of a capture that rotates, which says what holds now."""
+        self.free: Callable[[], None] = rings.free
+        """Releases the records that were drained, as far as no later process needs them."""
         self.budget: Callable[[], Mapping[str, Any]] = dict
         """What a budget leaves out now."""
         found = {state for _, state in kernel.states().values()}
@@ -293,4 +295,4 @@ class Handlers:
         wait_for_running()
         self._stream.push(self._rings.drain())
         self._stream.release(FOREVER_NS)
-        self._rings.free()
+        self.free()

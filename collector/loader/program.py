@@ -41,13 +41,11 @@ class ProgramSpec:
 class Missed(NamedTuple):
     """A program's counters.
 
-    first, again: events for which the kernel skipped the first copy, and the second; nmissed:
-    events that a kprobe lost; run_cnt: runs of the first copy; run_ns: of both. The last two are 0
-    without bpf.enable_stats().
+    first: events for which the kernel skipped the first copy; nmissed: events that a kprobe lost;
+    run_cnt: runs of the first copy; run_ns: of both. The last two are 0 without bpf.enable_stats().
     """
 
     first: int
-    again: int
     nmissed: int
     run_cnt: int
     run_ns: int

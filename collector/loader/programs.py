@@ -254,7 +254,6 @@ class Loaded(Closing):
             infos = [bpf.prog_info(fd) for fd in program.prog_fds]
             found[function] = Missed(
                 infos[0].recursion_misses,
-                sum(info.recursion_misses for info in infos[1:]),
                 program.read_missed(),
                 infos[0].run_cnt,
                 sum(info.run_time_ns for info in infos),

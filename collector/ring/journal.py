@@ -53,6 +53,7 @@ class Journal(Closing):
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         self.fd = fd
         if os.fstat(fd).st_size != layout.itemsize:
+            self.close()
             raise ValueError("the journal is of another machine")
         memory: Any = np.frombuffer(mmap.mmap(fd, layout.itemsize), layout)
         self._memory = memory[0]

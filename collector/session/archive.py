@@ -23,6 +23,23 @@ from tcpkmon.formats.base.segments import hidden, parse_name
 
 BLOCK_BYTES = 1 << 20
 ENDING = ".zst"
+_ALLOCATOR = "JE_ARROW_MALLOC_CONF"
+
+
+def import_pyarrow() -> None:
+    """Import it where privileges are still to be given up: no thread may be left that has them.
+
+    One of its allocators begins one otherwise, when it is loaded.
+    """
+    given = os.environ.get(_ALLOCATOR)
+    os.environ[_ALLOCATOR] = "background_thread:false"
+    try:
+        import pyarrow.parquet  # noqa: F401
+    finally:
+        if given is None:
+            del os.environ[_ALLOCATOR]
+        else:
+            os.environ[_ALLOCATOR] = given
 
 
 class Archive:
@@ -35,7 +52,7 @@ class Archive:
         self._form = form
         self._folder = folder
         if form:
-            import pyarrow  # noqa: F401
+            import_pyarrow()
 
     def take(self, name: str, known: Identity | None = None) -> str:
         """Archive a segment; the name that it has now: the old one where that failed.

@@ -135,6 +135,7 @@ class Session:
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
         self._rotating = Rotating(request.rotation, stream, self._counts.books, self._clocks)
         self._handlers.next_file = self._rotating.ask
+        self._handlers.free = partial(self._takeover.free, self._rings)
         self._rotating.ask(why_next)
         self._rotating.rotated = self._reconciling.rotated
         self._each_round, self._each_second = self._steps()

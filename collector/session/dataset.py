@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from tcpkmon.collector.linux.privileges import User, settle
 from tcpkmon.collector.linux.trusted_files import open_folder
 from tcpkmon.collector.linux.waiting import readable
-from tcpkmon.collector.session.archive import ENDING, tell
+from tcpkmon.collector.session.archive import ENDING, import_pyarrow, tell
 from tcpkmon.collector.writer.output_file import trusted_users
 from tcpkmon.collector.writer.own_files import open_own
 from tcpkmon.formats.base.errors import FileError, TcpkmonError
@@ -59,8 +59,7 @@ class Adder:
     def give_up(self) -> None:
         """Become the owner of the dataset. PrivilegeError."""
         os.nice(19)
-        import pyarrow.parquet  # noqa: F401
-
+        import_pyarrow()
         import tcpkmon.formats.dataset  # noqa: F401
 
         owner = None

@@ -211,6 +211,12 @@ def test_the_second_copy_comes_with_the_first_event_that_the_kernel_skipped(
     assert counter(loaded, FIRST) == 2 * events
 
 
+def misses_again(loaded: Loaded) -> int:
+    """Events for which the kernel skipped the second copy."""
+    _, *copies = loaded.programs["twice"].prog_fds
+    return sum(bpf.prog_info(fd).recursion_misses for fd in copies)
+
+
 @pytest.mark.parametrize("preempted", [False, True])
 def test_what_system_calls_run_is_loaded_once(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, preempted: bool
@@ -223,7 +229,7 @@ def test_what_system_calls_run_is_loaded_once(
         os.getppid()
     assert counter(loaded, FIRST) >= TIMES
     assert (counter(loaded, AGAIN) >= TIMES) == preempted
-    assert loaded.missed()["twice"].again == 0
+    assert misses_again(loaded) == 0
 
 
 @pytest.mark.parametrize(("kind", "target", "each"), WAYS)
@@ -269,7 +275,7 @@ def test_counters_of_programs(loaded: Loaded) -> None:
     missed = loaded.missed()["twice"]
     assert missed.run_cnt >= 2 * TIMES
     assert missed.run_ns > 0
-    assert (missed.again, missed.nmissed) == (0, 0)
+    assert (misses_again(loaded), missed.nmissed) == (0, 0)
 
 
 def test_iterators_see_own_sockets(loaded: Loaded, probing: Probing) -> None:

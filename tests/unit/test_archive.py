@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -146,3 +149,21 @@ def test_a_table_among_segments_is_said(
         assert run(tcpkmon_command, [command, str(folder)], prog="tcpkmon") == 2, command
         (line,) = capfd.readouterr().err.splitlines()
         assert "not a capture" in line and "a475560f" in line
+
+
+def test_no_thread_of_its_libraries_keeps_privileges(tmp_path: Path) -> None:
+    """Capabilities are given up by the thread that does so alone."""
+    code = """if True:
+        import os, sys
+        from tcpkmon.collector.session.archive import Archive
+        import tcpkmon.collector.session.dataset as dataset
+        folder = os.open(sys.argv[1], os.O_RDONLY)
+        Archive("zst", folder)
+        dataset.settle = lambda *given, **named: print(os.listdir("/proc/self/task"))
+        dataset.Adder(sys.argv[1], folder).give_up()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert len(ast.literal_eval(done.stdout)) == 1

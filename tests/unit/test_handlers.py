@@ -106,6 +106,17 @@ def test_what_a_killed_process_switched_off_can_be_switched_on(
     assert kernel.on == left
 
 
+def test_what_a_switch_drains_is_released_as_in_each_round() -> None:
+    """Records stay in rings that outlive a kill until they are in the file."""
+    kernel = cast(Any, Marking(1))
+    handlers = Handlers(Request(Filters(), "x.pm"), kernel, kernel, kernel, dict, dict)
+    released: list[str] = []
+    kernel.free = lambda: released.append("at once")
+    handlers.free = lambda: released.append("when written")
+    handlers.set_enabled(None, False)
+    assert released == ["when written"]
+
+
 def test_the_next_file_says_how_large_the_rings_are() -> None:
     kernel = cast(Any, Marking(1))
     handlers = Handlers(Request(Filters(), "x.pm"), kernel, kernel, kernel, dict, dict)

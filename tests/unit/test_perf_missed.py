@@ -21,7 +21,7 @@ def test_it_never_falls() -> None:
         return {"guards": {"again": np.array([[now["ran"]]], np.uint32)}}
 
     kernel = SimpleNamespace(
-        loaded=SimpleNamespace(missed=lambda: {"fault": Missed(0, 0, 0, 0, 0, now["due"])}),
+        loaded=SimpleNamespace(missed=lambda: {"fault": Missed(0, 0, 0, 0, now["due"])}),
         heads=heads,
         _prepared=SimpleNamespace(
             plan=SimpleNamespace(probes=(Chosen("fault", ("FAULT",), "perf", "page_faults:1"),)),

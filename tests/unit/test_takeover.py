@@ -248,3 +248,11 @@ def test_queues_that_are_resumed() -> None:
     queues.resume({0: (10, 2), 1: (7, 0)}, Counter({(0, 3): 1}))
     assert queues.released() == {0: (10, 2), 1: (7, 0)}
     assert queues.read == {0: 9, 1: 7}
+
+
+def test_a_journal_of_another_machine_is_closed() -> None:
+    fd = os.dup(Journal(4).fd)
+    with pytest.raises(ValueError, match="of another machine"):
+        Journal(5, fd)
+    with pytest.raises(OSError):
+        os.fstat(fd)
