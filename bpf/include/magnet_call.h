@@ -10,6 +10,9 @@ struct magnet_call {
     u32 tid;
     u32 end; /* behind the bytes that TCP_SEND told of */
     u64 entered;
+    u64 sk; /* of the last packet that it sent: what is known of that */
+    u64 id;
+    u64 flags;
 };
 
 BPF_ARRAY(magnet_calls, struct magnet_call, MAGNET_CALLS);
@@ -110,6 +113,7 @@ static __always_inline void magnet_begin_call(void) {
         return;
     call->tid = tid;
     call->end = 0;
+    call->sk = 0;
     call->entered = bpf_ktime_get_ns();
 }
 
@@ -119,6 +123,26 @@ static __always_inline u64 magnet_entered(void) {
     struct magnet_call *call = magnet_call_of(tid);
 
     return call && call->tid == tid ? call->entered : 0;
+}
+
+/* The current call has sent a packet, which passed the filters. */
+static __always_inline void magnet_call_sends(struct sock *sk, u64 id, u16 flags) {
+    u32 tid = bpf_get_current_pid_tgid();
+    struct magnet_call *call = magnet_call_of(tid);
+
+    if (!call || call->tid != tid)
+        return;
+    call->sk = (u64)sk;
+    call->id = id;
+    call->flags = flags;
+}
+
+/* The current call, if it has sent a packet of this socket. */
+static __always_inline struct magnet_call *magnet_call_that_sent(struct sock *sk) {
+    u32 tid = bpf_get_current_pid_tgid();
+    struct magnet_call *call = magnet_call_of(tid);
+
+    return call && call->tid == tid && call->sk == (u64)sk ? call : 0;
 }
 
 /* Whether the current call has not yet told that it sends the bytes below `end`. */

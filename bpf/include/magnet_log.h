@@ -60,13 +60,13 @@ static __always_inline u32 magnet_copied(const int direct, struct tcp_sock *tp) 
     return copied - (magnet_has_fin(direct, tp) && copied == READ(direct, tp, rcv_nxt));
 }
 
-/* The flags of the newest segment that waits for its reader, with those that were merged into it;
- * 0: none waits.
+/* The flags of the newest segment of a queue: of the one that waits for its reader, with those that
+ * were merged into it; of the one that waits to be sent. 0: none waits.
  */
-static __always_inline u16 magnet_newest_flags(struct sock *sk) {
-    struct sk_buff *skb = READ(0, sk, sk_receive_queue.prev);
+static __always_inline u16 magnet_newest_flags(struct sk_buff_head *queue) {
+    struct sk_buff *skb = READ(0, queue, prev);
 
-    if ((u64)skb == (u64)&sk->sk_receive_queue)
+    if ((u64)skb == (u64)queue)
         return 0;
     return READ(0, (struct tcp_skb_cb *)&skb->cb, tcp_flags) & 0xff;
 }
@@ -160,6 +160,8 @@ static __always_inline int magnet_packet(void *ctx, struct klogger_cpu *cpu, con
             e->connection = magnet_find_udp(&ends);
         return e->connection || !who.left_out ? MAGNET_FOUND : MAGNET_FILTERED;
     }
+    if (!received && !(flags & MAGNET_FAST))
+        magnet_call_sends(sk, who.id, e->flags);
     if (!received && who.protocol == PROTOCOL_TCP &&
         (packet->payload || (tcp.flags & (NETWORK_SYN | NETWORK_FIN)))) {
         struct tcp_sock *tp = MAGNET_TP(direct, sk);
@@ -241,8 +243,14 @@ static __always_inline void magnet_log_sent(void *ctx, struct klogger_cpu *cpu, 
                                             struct sock *sk, s32 result) {
     struct magnet_event e = {};
     struct magnet_who who = {};
+    struct magnet_call *sent = magnet_call_that_sent(sk);
 
     magnet_identify(ctx, cpu, direct, sk, 1, 0, &who);
+    /* The other end of a socket that is not connected is known of its packets alone. */
+    if (sent && who.protocol == PROTOCOL_UDP && who.left_out == MAGNET_FILTERED) {
+        who.id = sent->id;
+        who.left_out = 0;
+    }
     e.connection = who.id;
     e.size = result;
     if (who.left_out) {
@@ -255,12 +263,17 @@ static __always_inline void magnet_log_sent(void *ctx, struct klogger_cpu *cpu, 
         e.entered = magnet_entered();
         e.seq_hi = READ(direct, tp, write_seq);
         e.seq_lo = e.seq_hi - (result > 0 ? result : 0);
+        e.flags = magnet_newest_flags(&sk->sk_write_queue);
+        if (!e.flags && sent)
+            e.flags = (u8)sent->flags;
         klogger(SOCK_SEND, MAGNET_SOCKET(direct, e, tp));
     } else if (who.protocol == PROTOCOL_UDP) {
         e.entered = magnet_entered();
         e.flags = MAGNET_UDP;
         klogger(SOCK_SEND, MAGNET_NO_STATE(e));
     }
+    if (sent)
+        sent->sk = 0;
 }
 
 /* UDP takes a datagram of the application. */

@@ -80,6 +80,7 @@ PROBE(magnet_taken, "TCP_SEND",
     e.size = READ(DIRECT, (struct msghdr *)ARG(1), msg_iter.count);
     e.seq_lo = READ(DIRECT, tp, write_seq);
     e.seq_hi = e.seq_lo + e.size;
+    e.flags = magnet_newest_flags(&sk->sk_write_queue);
     if (magnet_is_first(e.seq_hi))
         klogger(TCP_SEND, MAGNET_SOCKET(DIRECT, e, tp));
 }
@@ -237,7 +238,7 @@ PROBE(magnet_ready, "TCP_RECV",
         e.seq_lo = e.ack = magnet_copied(DIRECT, tp);
         e.seq_hi = magnet_in_order(DIRECT, tp);
         e.size = e.seq_hi - e.seq_lo;
-        e.flags = magnet_newest_flags(sk);
+        e.flags = magnet_newest_flags(&sk->sk_receive_queue);
         klogger(TCP_RECV, MAGNET_SOCKET(DIRECT, e, tp));
     } else if (who.protocol == PROTOCOL_UDP) {
         /* The newest datagram; the queue itself where its reader was faster. */

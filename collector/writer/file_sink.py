@@ -101,7 +101,7 @@ class FileSink:
         self._allocated = 0
         self._ragged = False
         self.wrote_ns = (0, 0)
-        """CLOCK_MONOTONIC before and after the last write(), (0, 0): there was none."""
+        """CLOCK_MONOTONIC before and after the last write that succeeded, (0, 0): none did."""
         self._direct = DirectWrites(fd) if direct and self.regular else None
 
     def another(self, fd: int) -> FileSink:
@@ -135,7 +135,8 @@ class FileSink:
         """
         began_ns = time.monotonic_ns()
         outcome = self._write(pieces, whole, reserved, cached)
-        self.wrote_ns = (began_ns, time.monotonic_ns())
+        if outcome.error is None:
+            self.wrote_ns = (began_ns, time.monotonic_ns())
         return outcome
 
     def _write(

@@ -159,6 +159,7 @@ class Writer(Appender):
         assert self._segment is not None
         head = self._codec.head(self._segment, cpu, self.written)
         data = b"".join(head.pieces)
+        began_ns = time.monotonic_ns()
         if self._segments is None:
             assert self._open_file is not None
             fd = self._open_file(cpu, data)
@@ -166,6 +167,7 @@ class Writer(Appender):
             fd = self._segments.open_file(cpu) if self._codec.per_cpu else fd
             write_first(fd, data)
         file = File(cpu, self.sink(fd), head_bytes=len(data))
+        file.sink.wrote_ns = (began_ns, time.monotonic_ns())
         self.files[cpu] = file
         self._took(file, head)
         self._noting.commit((file,), self.written)

@@ -68,6 +68,37 @@ def test_only_what_is_wanted_is_recorded(
     check(capture.finish(), {ports[end] for end in ends}, size=3 * 700)
 
 
+def test_a_datagram_without_a_connected_socket(lab: Lab, tmp_path: Path) -> None:
+    """Its SOCK_SEND passes a filter of the remote port as its IP_SEND does, the others' do not."""
+    servers = [lab.b.run(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in "ab"]
+    client = lab.a.run(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+    with servers[0] as wanted, servers[1] as other, client:
+        for server in servers:
+            server.bind(("10.77.0.2", 0))
+        port = str(wanted.getsockname()[1])
+        with logging(tmp_path / "log", "magnet", more=["-D", port]) as capture:
+            for size in (1, 20, 300):
+                client.sendto(bytes(size), wanted.getsockname())
+                client.sendto(bytes(size + 1), other.getsockname())
+    log = capture.finish()
+    for event in ("SOCK_SEND", "IP_SEND", "DEV_SEND"):
+        assert event in log.missing or [r["size"] for r in log.of(event)] == [1, 20, 300], event
+    assert len({r["connection"] for event in ("SOCK_SEND", "DEV_SEND") for r in log.of(event)}) == 1
+
+
+def test_flags_of_sends(lab: Lab, tmp_path: Path) -> None:
+    """SOCK_SEND has the flags of the segment that was built of it: PSH and ACK."""
+    with (
+        connected(lab, "fd77::2") as pair,
+        logging(tmp_path / "log", "magnet", more=["-L", str(pair.client_port)]) as capture,
+    ):
+        for _ in range(3):
+            pair.exchange(700)
+    log = capture.finish()
+    sent = [r["flags"] for r in log.of("DEV_SEND") if r["size"]]
+    assert [r["flags"] for r in log.of("SOCK_SEND")] == sent == [0x18] * 3
+
+
 def check(log: Log, ports: set[tuple[int, int]], size: int) -> None:
     """Each layer has these connections, all their bytes, and nothing else."""
     ids = {(r["lport"], r["rport"]): r["connection"] for r in log.of("MAGNET_CONNECTION")}

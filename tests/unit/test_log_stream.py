@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,8 @@ from tcpkmon.collector.sequencer.buffer_pool import Pool
 from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS, Queues
 from tcpkmon.collector.sequencer.part import COPY_BYTES
 from tcpkmon.collector.writer.log_batch import copies
+from tcpkmon.formats.klogger import LogReader
+from tests.unit.log_maker import CPUS, LogMaker
 from tests.unit.test_sequencer import FULL, make_rows
 
 ROWS = COPY_BYTES // FULL.itemsize
@@ -43,3 +47,24 @@ def test_batches(counts: tuple[int, ...], batches: list[int]) -> None:
         assert batch.rows.flags.c_contiguous
         found[batch.cpu] += batch.rows.view(FULL)["serial"].tolist()
     assert found == {cpu: list(range(1, count + 1)) for cpu, count in enumerate(counts)}
+
+
+@pytest.mark.parametrize("rotates", [False, True])
+def test_every_dump_but_the_first_says_when_the_one_before_was_written(
+    tmp_path: Path, rotates: bool
+) -> None:
+    """The last one has no records: so of all that have some the log says when they were written."""
+    maker = LogMaker(tmp_path / "log", rotates)
+    for _ in range(3):
+        maker.records(5)
+    maker.close()
+    files = [path for path in (tmp_path / "log").rglob("kernlog.dump.cpu*") if path.is_file()]
+    assert len(files) == CPUS
+    for path in files:
+        with LogReader(path) as log:
+            begins = np.concatenate([batch.rows("DUMP_BEGIN") for batch in log.batches()])
+            last = [batch for batch in log.batches() if batch.dump == begins["index"][-1]]
+            assert not any(len(batch.where("PING")) for batch in last)
+        assert list(begins["index"]) == list(range(len(begins))) and len(begins) >= 3
+        assert (begins["wrote_from"][1:] > 0).all(), begins
+        assert (begins["wrote_until"] >= begins["wrote_from"]).all()
