@@ -23,6 +23,7 @@ from tcpkmon.collector.commands.selftest_captures import (
 from tcpkmon.collector.commands.selftest_traffic import Counts, End, ends_of
 from tcpkmon.collector.loader.tcp_info import TCP_INFO
 from tcpkmon.formats.base.errors import LossError
+from tcpkmon.formats.base.tcp import State
 from tcpkmon.formats.base.tcp_info import FROM_INFO
 from tcpkmon.formats.base.text import address_of
 from tcpkmon.formats.psc.reader import Capture
@@ -30,7 +31,6 @@ from tcpkmon.formats.registry import format_of
 
 OK, WRONG, UNPROVEN = "ok", "WRONG", "not proven"
 NOT_CAUSED = "not caused"
-CLOSE, LISTEN = 7, 10
 STATES_OF_AN_END = 5
 
 
@@ -75,8 +75,8 @@ class _Main:
     def _of_connections(self) -> np.ndarray[Any, Any]:
         """Not of listening sockets, which have an end too."""
         columns = self.capture.columns(["state", "rport", "callvalue", "location"])
-        closing = (columns["state"] == LISTEN) & (columns["callvalue"] == CLOSE)
-        return np.asarray(~closing & ((columns["rport"] != 0) | (columns["state"] != CLOSE)))
+        closing = (columns["state"] == State.LISTEN) & (columns["callvalue"] == State.CLOSE)
+        return np.asarray(~closing & ((columns["rport"] != 0) | (columns["state"] != State.CLOSE)))
 
     def at(self, location: str, ports: Sequence[int] = ()) -> np.ndarray[Any, Any]:
         """The places of a location's records, on these ports."""

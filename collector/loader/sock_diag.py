@@ -30,10 +30,11 @@ from tcpkmon.collector.linux.netns import cookie_of, run_inside
 from tcpkmon.collector.loader.tcp_info import TCP_INFO
 from tcpkmon.collector.plan.filters import MAPPED_BITS, Filters, Flag
 from tcpkmon.formats.base.errors import KernelError
+from tcpkmon.formats.base.tcp import SYNCHRONIZED, State
 
 AF_INET, AF_INET6 = 2, 10
 _TCP = 6
-STATES = sum(1 << state for state in (1, 2, 3, 4, 5, 8, 9, 11))
+STATES = sum(1 << state for state in (State.SYN_SENT, State.SYN_RECV, *SYNCHRONIZED))
 """Established to closing, without TIME_WAIT (6), CLOSE (7) and LISTEN (10)."""
 EVERY_STATE = 0xFFFFFFFF
 Answer = tuple[bytes, list[int]]  # a datagram, and the offsets of its messages

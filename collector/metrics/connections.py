@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from tcpkmon.collector.metrics.owners import Find, Owners, unknown
 from tcpkmon.collector.metrics.shown import SHOWN, Chosen
-from tcpkmon.collector.metrics.tcp_meter import ESTABLISHED, SYN_SENT, SYNCHRONIZED, segments_of
+from tcpkmon.collector.metrics.tcp_meter import segments_of
+from tcpkmon.formats.base.tcp import SYNCHRONIZED, State
 
 MOST = 1 << 18
 """Connections in the table, unless told otherwise. When it is full, the eighth goes whose last
@@ -199,12 +200,12 @@ class Connections:
     ) -> None:  # fmt: skip
         """Note which connections were established in a batch, and by whom."""
         turns = entries["location"] == self._state_change
-        at = np.flatnonzero((turns & (entries["callvalue"] == ESTABLISHED))[order])
+        at = np.flatnonzero((turns & (entries["callvalue"] == State.ESTABLISHED))[order])
         place = np.searchsorted(starts, at, "right") - 1
         ours = (place >= 0) & (at < ends[place]) if len(ends) else np.zeros(len(at), bool)
         chosen = slots[place[ours]]
         self._totals["opened"][chosen] = 1
-        called = entries["state"][order[at[ours]]] == SYN_SENT
+        called = entries["state"][order[at[ours]]] == State.SYN_SENT
         self._totals["role"][chosen] = np.where(called, 1, -1)
 
     def _evict(self) -> None:

@@ -13,8 +13,8 @@ from tcpkmon.collector.metrics.histogram import Histogram
 from tcpkmon.collector.metrics.tcp_meter import MOST
 from tcpkmon.formats.analysis.exchanges import NEEDED, NULL, OPTIONAL, Exchanges
 from tcpkmon.formats.analysis.why import Snapshots
+from tcpkmon.formats.base.tcp import State
 
-_LISTEN = 10
 _SIDES = ("client", "server")
 _ROWS = 4096
 _LATEST_S = 0.05
@@ -41,7 +41,7 @@ class RequestMeter:
     ) -> None:
         """Count snapshots, (n,) rows in order. times_ns: their CLOCK_MONOTONIC; lost: (n,) how many
         records of the capture are missing up to each."""
-        known = np.flatnonzero((entries["conn_id"] != 0) & (entries["state"] != _LISTEN))
+        known = np.flatnonzero((entries["conn_id"] != 0) & (entries["state"] != State.LISTEN))
         names = entries.dtype.names or ()
         # Column by column: rows of many fields are ten times as slow to choose.
         columns = {

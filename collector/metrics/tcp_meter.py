@@ -16,11 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.collector.metrics.histogram import Histogram
+from tcpkmon.formats.base.tcp import SYNCHRONIZED, CaState, State
 
-CLOSE, ESTABLISHED, SYN_SENT = 7, 1, 2
-SYNCHRONIZED = (1, 4, 5, 8, 9, 11)
-"""States of a connection after its handshake, in which snd_una and rcv_nxt count bytes."""
-_LOSS, _RECOVERY = 4, 3
 _NO_MIN_RTT = 0xFFFFFFFF
 MOST = 1 << 17
 """Connections whose beginning is remembered at once, unless told otherwise; the oldest are
@@ -111,12 +108,12 @@ class TcpMeter:
             self._retransmits["unknown"] += int(segments_of(again).sum())
             return
         segments = segments_of(again)
-        syn = again["state"] == SYN_SENT
-        states = np.bincount(again["ca_state"][~syn], segments[~syn], minlength=_LOSS + 1)
+        syn = again["state"] == State.SYN_SENT
+        states = np.bincount(again["ca_state"][~syn], segments[~syn], minlength=CaState.LOSS + 1)
         self._retransmits["syn"] += int(segments[syn].sum())
-        self._retransmits["timeout"] += int(states[_LOSS])
-        self._retransmits["recovery"] += int(states[_RECOVERY])
-        self._retransmits["probe"] += int(states[:_RECOVERY].sum())
+        self._retransmits["timeout"] += int(states[CaState.LOSS])
+        self._retransmits["recovery"] += int(states[CaState.RECOVERY])
+        self._retransmits["probe"] += int(states[:CaState.RECOVERY].sum())
 
     def _turn(self, now_ns: int, location: int, connection: int, old: int, value: int) -> None:
         """A record that may begin or end a connection; value: the callvalue."""
@@ -127,15 +124,15 @@ class TcpMeter:
             if end == "error" and value == errno.ETIMEDOUT:
                 end = "timeout"
             self._why[connection] = end
-        elif location == self._numbers["STATE_CHANGE"] and value == SYN_SENT:
+        elif location == self._numbers["STATE_CHANGE"] and value == State.SYN_SENT:
             self._opening[connection] = now_ns
-        elif location == self._numbers["STATE_CHANGE"] and value == ESTABLISHED:
-            role = "client" if old == SYN_SENT else "server"
+        elif location == self._numbers["STATE_CHANGE"] and value == State.ESTABLISHED:
+            role = "client" if old == State.SYN_SENT else "server"
             self._opened[role] += 1
             self._open[connection] = now_ns, role
             if (began_ns := self._opening.pop(connection, None)) is not None:
                 self._handshake.add(np.array([(now_ns - began_ns) // 1000]))
-        elif location == self._numbers["DESTROY"] or value == CLOSE:
+        elif location == self._numbers["DESTROY"] or value == State.CLOSE:
             end = self._why.get(connection, "close")
             if self._opening.pop(connection, None) is not None:
                 self._closed["client", "no handshake"] += 1

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from tcpkmon.collector.plan.triggers import Trigger
 from tcpkmon.collector.writer.dump import Hit
+from tcpkmon.formats.base.tcp import Location, State
 
 SLOTS = 1 << 16
 """Of so many connections each trigger keeps a state: conn_id modulo SLOTS. Where two connections
 share a slot, the later takes it, and the state of the earlier is lost."""
 _NEVER = np.iinfo(np.int64).max
-_DESTROY, _STATE_CHANGE, _CLOSED = 11, 4, 7
-_ENDS = {_DESTROY, _STATE_CHANGE}
+_ENDS = {Location.DESTROY, Location.STATE_CHANGE}
 
 I64 = NDArray[np.int64]
 
@@ -113,11 +113,11 @@ class _States:
             conn = np.zeros(len(rows), np.uint64)
         elif present is None or present & _ENDS:
             location = rows["location"]
-            ended = np.flatnonzero((location == _DESTROY) | (location == _STATE_CHANGE))
+            ended = np.flatnonzero(np.isin(location, [*_ENDS]))
             if len(ended):
-                closed = rows["callvalue"][ended] == _CLOSED
+                closed = rows["callvalue"][ended] == State.CLOSE
                 mask = mask.copy()
-                mask[ended[closed | (location[ended] == _DESTROY)]] = False
+                mask[ended[closed | (location[ended] == Location.DESTROY)]] = False
         if not self._trigger.together:
             mask = mask & (conn > 0)
         slots = (conn & np.uint64(SLOTS - 1)).astype(np.uint16)

@@ -29,6 +29,7 @@ from tcpkmon.formats.base.expressions import (
     parse,
     read_all,
 )
+from tcpkmon.formats.base.tcp import ARRIVED
 from tcpkmon.formats.conditions import WRONG, Found, Scope, Value, constant
 from tcpkmon.formats.schema import Field, Schema, field_type
 
@@ -47,7 +48,6 @@ STALLED = "packets_out > 0 or snd_sb_cc > 0"
 """`stall > TIME`: data is not acknowledged, and no record comes for so long."""
 STATE_COLUMNS = ("conn_id", "time_ns")
 """What a trigger needs that follows connections."""
-_ARRIVED = (1, 21)
 
 
 @dataclass(frozen=True)
@@ -252,5 +252,5 @@ def _is_stall(node: Node) -> bool:
 def _is_waiting(rows: Rows) -> Mask:
     """(n,) whether something is unacknowledged when the record's segment has counted."""
     left = rows["snd_una"] + rows["snd_sb_cc"] - rows["seg_ack"]  # modulo 2^32
-    found: Mask = ~np.isin(rows["location"], _ARRIVED) | (left != 0)
+    found: Mask = ~np.isin(rows["location"], ARRIVED) | (left != 0)
     return found

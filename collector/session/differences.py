@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.base.reconciled import What
+from tcpkmon.formats.base.tcp import Location, State
 
-_RECEIVED, _STATE_CHANGE = 1, 4
-_ESTABLISHED = 1
 # The words of an address, the ports, the namespace: odd numbers make a key of them in one sum.
 # Not numpy.random, whose import each start would wait for.
 _FACTORS = np.frombuffer(os.urandom(48), np.uint64) | np.uint64(1)
@@ -102,11 +101,11 @@ def _compare(rows: Rows, sockets: NDArray[Any], found: Found, most: int) -> None
             _tell(found, most, what, *values, sockets[differ])
 
     location = rows["location"]
-    state = np.where(location == _STATE_CHANGE, rows["callvalue"], rows["state"])
+    state = np.where(location == Location.STATE_CHANGE, rows["callvalue"], rows["state"])
     tell(What.STATE, state, sockets["state"])
     # Only those have a record of each segment.
-    open_ = (state == _ESTABLISHED) & (sockets["state"] == _ESTABLISHED)
-    segment = location == _RECEIVED
+    open_ = (state == State.ESTABLISHED) & (sockets["state"] == State.ESTABLISHED)
+    segment = location == Location.SEGMENT_RECEIVED
     if "bytes_acked" in rows:
         more, known = np.zeros(len(state), np.int64), ~segment
         if "seg_ack" in rows and "snd_una" in rows:

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from tcpkmon.collector.sequencer.ordered_batch import Ordered, Origin, opaque
 from tcpkmon.formats.base.control import EXISTING
+from tcpkmon.formats.base.tcp import Location
 
 MOST = 1 << 14
 """Of so many connections the last record is kept, unless told otherwise: conn_id modulo that. Where
 two share a place, the later has it."""
 _CLOSED = (7, 6)
 """TCP_CLOSE, TCP_TIME_WAIT."""
-_STATE_CHANGE, _DESTROY = 4, 11
 
 
 class States:
@@ -57,8 +57,8 @@ class States:
             return None, 0
         rows = self._rows
         location = rows["location"]
-        changed = location == _STATE_CHANGE
-        open_now = (rows["conn_id"] > 0) & (location != _DESTROY)
+        changed = location == Location.STATE_CHANGE
+        open_now = (rows["conn_id"] > 0) & (location != Location.DESTROY)
         open_now &= ~(changed & np.isin(rows["callvalue"], _CLOSED))
         chosen = np.flatnonzero(open_now)
         count = len(chosen)
@@ -69,7 +69,7 @@ class States:
         if not len(chosen):
             return None, count
         found = rows.view(self._opaque)[chosen].view(rows.dtype)
-        changed = found["location"] == _STATE_CHANGE
+        changed = found["location"] == Location.STATE_CHANGE
         if "state" in names:  # the column has the state before the change
             found["state"][changed] = found["callvalue"][changed]
         found["callvalue"] = 0

@@ -17,6 +17,7 @@ from tcpkmon.formats.analysis.diff.metrics import RATE, RATIO
 from tcpkmon.formats.analysis.diff.statistics import TOO_FEW, Compared, change_text, compare
 from tcpkmon.formats.analysis.why import Connection, Snapshots
 from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.tcp import Location, State
 from tcpkmon.formats.base.text import suggest
 
 CONGESTION, LOWAT, INITCWND = "tcp_congestion_control", "tcp_notsent_lowat", "initcwnd"
@@ -47,8 +48,7 @@ _SLACK_NS = 50_000_000
 """A connection that was accepted is decided on before its first record."""
 _OPEN, _CLOSING, _LAST_DATA = "open", "closing", "last data"
 _NOT_BUSY = ("idle", "opening", _CLOSING)
-_STATE_CHANGE = 4
-_FIN_SENT, _BOTH_CLOSE = (4, 9, 11), 11
+_FIN_SENT = (State.FIN_WAIT1, State.LAST_ACK, State.CLOSING)
 """TCP_FIN_WAIT1, TCP_LAST_ACK, TCP_CLOSING: what leaves them had its FIN acknowledged, so all data.
 TCP_FIN_WAIT1 is left for TCP_CLOSING when the peer's FIN came, and no ACK."""
 
@@ -180,8 +180,8 @@ def acknowledged(piece: Snapshots) -> dict[int, int]:
     """When all that a connection sent was acknowledged [ns], of those that closed, by conn_id."""
     found: dict[int, int] = {}
     state = piece["state"]
-    leaves = np.isin(state, _FIN_SENT) & (piece["location"] == _STATE_CHANGE)
-    leaves &= (state != _FIN_SENT[0]) | (piece["callvalue"] != _BOTH_CLOSE)
+    leaves = np.isin(state, _FIN_SENT) & (piece["location"] == Location.STATE_CHANGE)
+    leaves &= (state != _FIN_SENT[0]) | (piece["callvalue"] != State.CLOSING)
     for at in np.flatnonzero(leaves).tolist():
         found.setdefault(int(piece["conn_id"][at]), int(piece.times_ns[at]))
     return found

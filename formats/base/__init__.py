@@ -29,6 +29,7 @@ __all__ = [
     "shedding",
     "table_file",
     "table_text",
+    "tcp",
     "tcp_info",
     "text",
     "thinning",

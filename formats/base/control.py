@@ -23,13 +23,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tcpkmon.formats.base import reasons
+from tcpkmon.formats.base.tcp import Location
 
 LossCause = reasons.LossCause
 EndReason = reasons.EndReason
 FORMAT_VERSION = 2
 """2: the header has a checksum."""
-FIRST_CONTROL = 224
-EXISTING = 226
+FIRST_CONTROL = Location.START
+EXISTING = Location.EXISTING
 WORDS_OFFSET = 24
 WORDS_COUNT = 10
 WORDS_BYTES = 4 * WORDS_COUNT
@@ -106,7 +107,7 @@ def _clamp(value: int, code: str) -> int:
 class Start(Control):
     """The first entry: the clock pair at the start, and how many CPUs and locations there are."""
 
-    location: ClassVar[int] = 224
+    location: ClassVar[int] = Location.START
     mono_ns: U64
     realtime_ns: U64
     cpus: U32
@@ -118,7 +119,7 @@ class Start(Control):
 class Clock(Control):
     """Readings of CLOCK_MONOTONIC and CLOCK_REALTIME, and their step since the last such pair."""
 
-    location: ClassVar[int] = 225
+    location: ClassVar[int] = Location.CLOCK
     mono_ns: U64
     realtime_ns: U64
     uncertainty_ns: U32
@@ -129,7 +130,7 @@ class Clock(Control):
 class Loss(Control):
     """Follows a gap of `count` sequence numbers, with the CPU and the cause of the loss."""
 
-    location: ClassVar[int] = 227
+    location: ClassVar[int] = Location.LOSS
     cpu: Call
     first_serial: U64
     count: U64
@@ -140,7 +141,7 @@ class Loss(Control):
 class Checkpoint(Control):
     """Totals so far. The next `group` entries are its ledger."""
 
-    location: ClassVar[int] = 228
+    location: ClassVar[int] = Location.CHECKPOINT
     number: Call
     entries: U64
     lost: U64
@@ -152,7 +153,7 @@ class Checkpoint(Control):
 class Mark(Control):
     """A user's mark: at most 40 bytes of UTF-8; the first byte is in the low bits of w0."""
 
-    location: ClassVar[int] = 229
+    location: ClassVar[int] = Location.MARK
     number: Call
     text: str
 
@@ -173,7 +174,7 @@ class Mark(Control):
 class End(Control):
     """The last entry of a complete file. Without it, the losses at the end are unknown."""
 
-    location: ClassVar[int] = 230
+    location: ClassVar[int] = Location.END
     reason: Call
     entries: U64
     lost: U64
@@ -184,7 +185,7 @@ class End(Control):
 class Ledger(Control):
     """Attempts of one location (`point`) on one CPU, and their results in the kernel."""
 
-    location: ClassVar[int] = 231
+    location: ClassVar[int] = Location.LEDGER
     cpu: Call
     point: Call
     attempts: U64
@@ -198,7 +199,7 @@ class Ledger(Control):
 class Losses(Control):
     """Records of one location on one CPU that the kernel could not store, by cause."""
 
-    location: ClassVar[int] = 232
+    location: ClassVar[int] = Location.LOSSES
     cpu: Call
     point: Call
     ring_full: U64
@@ -212,7 +213,7 @@ class Losses(Control):
 class Cpu(Control):
     """Totals of one CPU: serials, records read, damaged and late, and losses of its ring."""
 
-    location: ClassVar[int] = 233
+    location: ClassVar[int] = Location.CPU
     cpu: Call
     serials: U64
     read: U64
@@ -226,7 +227,7 @@ class Cpu(Control):
 class Program(Control):
     """The kernel's counters of one location's BPF program; runs are 0 if BPF stats are off."""
 
-    location: ClassVar[int] = 234
+    location: ClassVar[int] = Location.PROGRAM
     point: Call
     missed: U64
     kprobe_missed: U64
@@ -238,7 +239,7 @@ class Program(Control):
 class Collector(Control):
     """Records of one location on one CPU that the collector dropped, by cause, or wrote."""
 
-    location: ClassVar[int] = 235
+    location: ClassVar[int] = Location.COLLECTOR
     cpu: Call
     point: Call
     late: U64
@@ -253,7 +254,7 @@ class Change(Control):
     """What is recorded changed between two moments (CLOCK_MONOTONIC). by_others: 1 or 0; why: see
     formats/base/shedding.py."""
 
-    location: ClassVar[int] = 236
+    location: ClassVar[int] = Location.CHANGE
     event: ClassVar[str] = "CHANGE"
     kind: Call
     which: Call
@@ -272,7 +273,7 @@ class Trigger(Control):
     the collector saw that; conn_id: of which connection, 0: none; count: how many at once.
     """
 
-    location: ClassVar[int] = 237
+    location: ClassVar[int] = Location.TRIGGER
     event: ClassVar[str] = "TRIGGER"
     number: Call
     mono_ns: U64

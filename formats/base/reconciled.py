@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tcpkmon.formats.base.control import U32, U64, Call, Control
+from tcpkmon.formats.base.tcp import Location
 
 WORDS = "reconciled with the kernel"
 """With these words the line of a summary begins."""
@@ -46,7 +47,7 @@ class Reconciled(Control):
     compared and listed, ports the number of lost records that may explain differences.
     """
 
-    location: ClassVar[int] = 238
+    location: ClassVar[int] = Location.RECONCILED
     event: ClassVar[str] = "RECONCILED"
     when: Call
     what: Call

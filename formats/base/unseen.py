@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tcpkmon.formats.base.control import U64, Control
+from tcpkmon.formats.base.tcp import Location
 
 _SECOND_NS = 1_000_000_000
 
@@ -20,7 +21,7 @@ _SECOND_NS = 1_000_000_000
 class Unseen(Control):
     """CPU time of all threads of process 1 since the boot [ns], and when it was read."""
 
-    location: ClassVar[int] = 240
+    location: ClassVar[int] = Location.UNSEEN
     event: ClassVar[str] = "UNSEEN"
     mono_ns: U64
     cpu_ns: U64

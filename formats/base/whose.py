@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from tcpkmon.formats.base.control import WORDS_COUNT, Call, Control
 from tcpkmon.formats.base.group_names import MOST_GROUPS, Group, group_of
 from tcpkmon.formats.base.settings import setting
+from tcpkmon.formats.base.tcp import Location
 
 SETTING = "groups"
 """In the settings of a header: by id, as text, what is known of a group."""
@@ -37,7 +38,7 @@ _ENTRY = struct.Struct(f"<Q{_PART_BYTES}s")
 class GroupPart(Control):
     """A part of what a group is. text: at most 32 bytes, ASCII."""
 
-    location: ClassVar[int] = 239
+    location: ClassVar[int] = Location.CGROUP
     event: ClassVar[str] = "CGROUP"
     part: Call
     parts: Call

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.beside import Rows
+from tcpkmon.formats.base.tcp import CaState, Location
 from tcpkmon.formats.packets.blocks import CUSTOM, block, option, text_option
 
 VENDOR = 10949
@@ -49,7 +50,11 @@ _RECOVERY, _CONGESTION = 0x00100000, 0x20000000
 _INFINITE = 65535 << 14
 """FreeBSD's threshold where there is none yet."""
 _LARGE = (1 << 31) - 1
-_EVENTS = {1: 1, 21: 1, 2: 2, 19: 2, 14: 3, 17: 5, 9: 31, 11: 54}
+_EVENTS = {
+    Location.SEGMENT_RECEIVED: 1, Location.SEGMENT_CLOSING: 1, Location.RETRANSMIT: 2,
+    Location.TRANSMIT: 2, Location.RTO: 3, Location.CWND_UNDO: 5, Location.SEND_CALL: 31,
+    Location.DESTROY: 54,
+}  # fmt: skip
 """FreeBSD's events by location: a packet in or out, timeout, bad retransmission, a call that
 sends, the end. Others are 0. flex1 has the location in any case, flex2 its callvalue."""
 _STATES = np.array([0, 4, 2, 3, 6, 9, 10, 0, 5, 8, 1, 7, 3, 0], np.int32)
@@ -73,8 +78,8 @@ def tcpinfo(rows: Rows, is_packet: NDArray[np.bool_]) -> bytes:
     found["txbuf_acc"] = found["txbuf_ccc"] = rows["snd_sb_cc"]
     found["state"] = _STATES[np.minimum(rows["state"], len(_STATES) - 1)]
     ca_state = rows["ca_state"]
-    flags = np.where(ca_state >= 3, _RECOVERY | _CONGESTION, 0)
-    flags |= np.where(ca_state == 2, _CONGESTION, 0)
+    flags = np.where(ca_state >= CaState.RECOVERY, _RECOVERY | _CONGESTION, 0)
+    flags |= np.where(ca_state == CaState.CWR, _CONGESTION, 0)
     if "snd_wscale" in rows.columns and "rcv_wscale" in rows.columns:
         send, receive = (
             np.minimum(rows[name], 15).astype(np.uint8) for name in ("snd_wscale", "rcv_wscale")

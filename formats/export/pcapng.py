@@ -23,6 +23,7 @@ from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.files import file_or_stdout
 from tcpkmon.formats.base.reader import Reader
+from tcpkmon.formats.base.tcp import ARRIVED, Location
 from tcpkmon.formats.base.text import address_of, endpoint
 from tcpkmon.formats.export import bblog
 from tcpkmon.formats.packets.blocks import (
@@ -36,8 +37,9 @@ from tcpkmon.formats.packets.blocks import (
     text_option,
 )
 
-_RETRANSMIT, _TRANSMIT = 2, 19
-_DIRECTIONS = {1: IN, 21: IN, _RETRANSMIT: OUT, _TRANSMIT: OUT}
+_DIRECTIONS = {
+    **dict.fromkeys(ARRIVED, IN), Location.RETRANSMIT: OUT, Location.TRANSMIT: OUT,
+}  # fmt: skip
 """Locations whose snapshots have a segment."""
 _COMMENT, _FLAGS, _END = 1, 2, bytes(4)
 _MOST_WINDOW = (1 << 16) - 1
@@ -66,7 +68,7 @@ def _blocks(source: Source) -> Iterator[bytes]:
     head = section("tcpkmon", for_terminal(str(about.get("host", ""))), [comments], bblog.HEAD)
     # All at the beginning: before the first one, Wireshark 4.0 shows no event.
     of_packets = [
-        where for where in _DIRECTIONS if not (where == _RETRANSMIT and has_transmit)
+        where for where in _DIRECTIONS if not (where == Location.RETRANSMIT and has_transmit)
         and source.records(LOCATIONS[where])
     ]  # fmt: skip
     interfaces = {where: number for number, where in enumerate(of_packets)}
@@ -149,7 +151,7 @@ def _directions(location: NDArray[Any], has_transmit: bool) -> NDArray[Any]:
     """(n,) IN, OUT, or 0: no packet."""
     found = np.zeros(len(location), np.int8)
     for where, way in _DIRECTIONS.items():
-        if not (where == _RETRANSMIT and has_transmit):
+        if not (where == Location.RETRANSMIT and has_transmit):
             found[location == where] = way
     return found
 

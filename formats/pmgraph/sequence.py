@@ -16,6 +16,7 @@ import numpy as np
 
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.sequence import ahead_of
+from tcpkmon.formats.base.tcp import State
 from tcpkmon.formats.base.thinning import bins_of, starts_of
 from tcpkmon.formats.pmgraph.arrays import Array, Columns
 from tcpkmon.formats.pmgraph.downsample import Curve
@@ -31,7 +32,6 @@ WANTED = (
 )  # fmt: skip
 """What it draws more of where the capture has it."""
 MARKED = ("RTO", "LOSS_PROBE", "ZERO_WINDOW_PROBE", "CWND_UNDO", "RESET_SENT", "RESET_RECEIVED")
-_SYN_SENT, _CLOSE = 2, 7
 _NO_RTT = (1 << 32) - 1
 _TIMES_OF_BINS = 8
 
@@ -121,7 +121,7 @@ class Reading:
     def add(self, columns: Columns, times: Array) -> None:
         """Records in the order of the file; all columns have their length."""
         state = np.where(self._is(columns, "STATE_CHANGE"), columns["callvalue"], columns["state"])
-        rows = np.flatnonzero((state != _SYN_SENT) & (state != _CLOSE))
+        rows = np.flatnonzero((state != State.SYN_SENT) & (state != State.CLOSE))
         if not len(rows):
             return
         if len(rows) < len(times):

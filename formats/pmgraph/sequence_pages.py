@@ -8,6 +8,7 @@ from collections.abc import Sequence as Many
 import numpy as np
 
 from tcpkmon.formats.analysis.why import Source
+from tcpkmon.formats.base.tcp import CA_STATES
 from tcpkmon.formats.pmgraph.arrays import Array
 from tcpkmon.formats.pmgraph.gaps import Spans
 from tcpkmon.formats.pmgraph.options import Selection
@@ -17,7 +18,6 @@ from tcpkmon.formats.pmgraph.sequence_reading import BandTally, Drawn, read_draw
 
 _WINDOWS = 120
 """Times of which a throughput is the mean."""
-STATES = ("Open", "Disorder", "CWR", "Recovery", "Loss")
 _BLUE, _RED, _GREEN, _PURPLE, _ORANGE, _SKY = range(6)
 """Numbers of the palette. As in tcptrace ACKs are green, SACK purple, the window yellow."""
 
@@ -35,11 +35,11 @@ def _states_of(found: Sequence, bins: int) -> tuple[Band, ...]:
         return ()
     times, codes = found.curves["ca_state"].points()
     codes = codes.astype(np.int64)
-    known = np.isin(codes, range(len(STATES)))
+    known = np.isin(codes, range(len(CA_STATES)))
     ends = np.r_[times[1:], max(found.limits[1], times[-1])] if len(times) else times
     tally = BandTally(found.limits, bins)
     for code in np.unique(codes[known & (codes > 0)]).tolist():
-        tally.add(STATES[code], times[codes == code], ends[codes == code])
+        tally.add(CA_STATES[code], times[codes == code], ends[codes == code])
     return tally.bands()
 
 

@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis import why
 from tcpkmon.formats.base.sequence import ahead_of
+from tcpkmon.formats.base.tcp import Location, State
 
 Array = NDArray[Any]
 NAMES = ("sent, new and again", "goodput: acknowledged", "goodput: received")
 _COLUMNS = ("snd_max", "snd_una", "rcv_nxt")
 _MOST, _LEAST_NS = 250, 1_000_000
-_RETRANSMIT, _STATE_CHANGE = 2, 4
-_SYN_SENT, _CLOSE = 2, 7
 
 
 class Rates:
@@ -43,9 +42,10 @@ class Rates:
         missing = np.bincount(self._place(begins), minlength=len(self._edges))
         missing -= np.bincount(self._place(ends) + 1, minlength=len(self._edges))
         self._unknown |= np.cumsum(missing[:-1]) > 0
-        is_change = piece["location"] == _STATE_CHANGE
+        is_change = piece["location"] == Location.STATE_CHANGE
         state = np.where(is_change, piece["callvalue"], piece["state"])
-        rows = np.flatnonzero((state != _SYN_SENT) & (state != _CLOSE))  # others have no numbers
+        # These have no numbers.
+        rows = np.flatnonzero((state != State.SYN_SENT) & (state != State.CLOSE))
         if not len(rows):
             return
         now = [piece[name][rows].astype(np.uint32) for name in _COLUMNS]
@@ -54,7 +54,8 @@ class Rates:
         steps = np.stack([ahead_of(values, np.r_[last, values[:-1]])
                           for values, last in zip(now, before, strict=True)])  # fmt: skip
         steps = np.maximum(steps, 0).astype(np.int64)
-        steps[0] += np.where(piece["location"][rows] == _RETRANSMIT, piece["seg_len"][rows], 0)
+        again = piece["location"][rows] == Location.RETRANSMIT
+        steps[0] += np.where(again, piece["seg_len"][rows], 0)
         times = np.maximum.accumulate(np.r_[self._time, piece.times_ns[rows] - self._begin])
         sums = np.cumsum(np.concatenate([self._sums, steps], axis=1), axis=1)
         later = np.flatnonzero(self._edges > self._time)

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tcpkmon.formats.analysis import why
+from tcpkmon.formats.base.tcp import CA_STATES, Location
 from tcpkmon.formats.timeline.model import (
     BEGIN,
     COUNTER,
@@ -37,15 +38,19 @@ COUNTERS = (
 LIMIT, STATE, EVENTS, LOST = "limit", "congestion state", "events", "not known"
 NOT_KNOWN = "records missing"
 _LINES = (LIMIT, STATE, EVENTS, LOST)
-STATES = ("Open", "Disorder", "CWR", "Recovery", "Loss")
-_CONG_STATE = 5
 INSTANTS = {
-    2: ("retransmission", "seq"), 3: ("SYN-ACK again", "times"), 7: ("reset sent", "reason"),
-    8: ("reset received", ""), 12: ("receive queue full", "reason"), 13: ("socket error", "errno"),
-    14: ("RTO", "retransmissions"), 15: ("loss probe", "retransmissions"),
-    16: ("zero window probe", "probes"), 17: ("window reduction undone", ""),
-    20: ("reordering timeout", "retransmissions"),
-}  # fmt: skip
+    Location.RETRANSMIT: ("retransmission", "seq"),
+    Location.RETRANSMIT_SYNACK: ("SYN-ACK again", "times"),
+    Location.RESET_SENT: ("reset sent", "reason"),
+    Location.RESET_RECEIVED: ("reset received", ""),
+    Location.RCVQ_FULL: ("receive queue full", "reason"),
+    Location.SOCKET_ERROR: ("socket error", "errno"),
+    Location.RTO: ("RTO", "retransmissions"),
+    Location.LOSS_PROBE: ("loss probe", "retransmissions"),
+    Location.ZERO_WINDOW_PROBE: ("zero window probe", "probes"),
+    Location.CWND_UNDO: ("window reduction undone", ""),
+    Location.REO_TIMEOUT: ("reordering timeout", "retransmissions"),
+}
 """By location: the name, and what its callvalue is."""
 _INFINITE = (1 << 31) - 1
 
@@ -69,7 +74,7 @@ class Connections:
         self._gap_sums, self._gap_ns = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._last_lost = self._last_ns = 0
         self._limits = timeline.names([*why.LIMITS, *(f"{n}, uncertain" for n in why.LIMITS)])
-        self._states = timeline.names([*STATES, *(f"state {n}" for n in range(5, 128))])
+        self._states = timeline.names([*CA_STATES, *(f"state {n}" for n in range(5, 128))])
         self._missing, self._count = timeline.name(NOT_KNOWN), timeline.name("records")
         self._instants = {
             location: (timeline.name(name), timeline.name(arg) if arg else 0)
@@ -203,7 +208,7 @@ class Connections:
         self, piece: why.Grouped, gap: Array, since: Array, before_ns: Array
     ) -> None:
         state = np.where(
-            piece["location"] == _CONG_STATE, piece["callvalue"], piece["ca_state"]
+            piece["location"] == Location.CONG_STATE, piece["callvalue"], piece["ca_state"]
         ).astype(np.int64)  # fmt: skip
         state = np.clip(state, 0, 127)
         before = np.empty_like(state)

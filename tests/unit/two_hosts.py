@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.pairing import End
-from tcpkmon.formats.analysis.pairing.ends import CHANGE, RECEIVED, RETRANSMIT, TRANSMIT
+from tcpkmon.formats.base.tcp import Location
 
 MSS = 1448
 HERE, THERE = b"\0" * 10 + b"\xff\xff\x0a\0\0\x01", b"\0" * 10 + b"\xff\xff\x0a\0\0\x02"
@@ -76,13 +76,13 @@ def run(case: Case) -> Run:
                 copies[at] = left, number, before
     zero = case.first_seq
     begin = case.start_ns - 1_000_000
-    rows_a = [(begin, CHANGE, 0, 0, 0, 0)]
-    rows_b = [(begin - case.back_ns, CHANGE, 0, 0, 0, 0)]
+    rows_a = [(begin, Location.STATE_CHANGE, 0, 0, 0, 0)]
+    rows_b = [(begin - case.back_ns, Location.STATE_CHANGE, 0, 0, 0, 0)]
     arrived = sorted((came, number) for _, number, came in copies if came is not None)
     have, upto, acks = set(), 0, []
     for came, number in arrived:
         low = number * MSS
-        rows_b.append((came, RECEIVED, 0, upto * MSS, low, low + MSS))
+        rows_b.append((came, Location.SEGMENT_RECEIVED, 0, upto * MSS, low, low + MSS))
         have.add(number)
         while upto in have:
             upto += 1
@@ -98,19 +98,19 @@ def run(case: Case) -> Run:
     for at, kind, number, ack in events:
         if kind:
             told, una = una, max(una, ack)
-            rows_a.append((at, RECEIVED, una if case.full else told, top, 0, 0))
+            rows_a.append((at, Location.SEGMENT_RECEIVED, una if case.full else told, top, 0, 0))
             continue
         low = number * MSS
         if case.full:
-            rows_a.append((at, TRANSMIT, una, top, low, low + MSS))
+            rows_a.append((at, Location.TRANSMIT, una, top, low, low + MSS))
         if number in seen:
-            rows_a.append((at + 2_000, RETRANSMIT, una, top, low, low + MSS))
+            rows_a.append((at + 2_000, Location.RETRANSMIT, una, top, low, low + MSS))
         seen.add(number)
         top = max(top, low + MSS)
     a = np.array(sorted(rows_a), np.int64).T
     b = np.array(rows_b, np.int64).T
     nothing = np.zeros(a.shape[1], np.int64)
-    out = a[1] != RECEIVED
+    out = a[1] != Location.SEGMENT_RECEIVED
     end_a = End(1, (HERE, 40000, THERE, 80), a[0], a[1], a[3] + zero, a[2] + zero, nothing + 77,
                 np.where(out, a[4] + zero, 77), np.where(out, a[5] + zero, 77))  # fmt: skip
     none = np.zeros(b.shape[1], np.int64)

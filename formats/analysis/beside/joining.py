@@ -22,18 +22,12 @@ from tcpkmon.formats.analysis.beside.matching import (
     Matches,
     match,
 )
-from tcpkmon.formats.analysis.beside.states import (
-    CA_STATES,
-    LIMIT_NAMES,
-    STATES,
-    Rows,
-    read,
-    words,
-)
+from tcpkmon.formats.analysis.beside.states import LIMIT_NAMES, Rows, read, words
 from tcpkmon.formats.analysis.beside.window import Window
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.analysis.why.limits import in_flight
 from tcpkmon.formats.base.arrow import encode, import_pyarrow, with_texts
+from tcpkmon.formats.base.tcp import CA_STATES, STATES
 from tcpkmon.formats.base.text import address_of
 from tcpkmon.formats.packets.headers import Segments, parse
 from tcpkmon.formats.packets.reading import Block, PacketFile, with_comment

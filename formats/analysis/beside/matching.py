@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.arrays import Array, runs
-from tcpkmon.formats.analysis.beside.states import ARRIVED, RETRANSMIT, TRANSMIT
 from tcpkmon.formats.analysis.beside.window import Window, keys_of
+from tcpkmon.formats.base.tcp import ARRIVED, Location
 from tcpkmon.formats.packets.headers import Segments
 
 NONE, RECORD, PART, TIME = range(4)
@@ -30,7 +30,6 @@ SLACK_NS = 1_000_000
 """And at most so far in the wrong order: their clocks are read apart, and time is slewed."""
 _FIN, _SYN, _RST, _ACK = 1, 2, 4, 16
 _MARKS = _FIN | _SYN | _RST
-_DESTROY = 11
 _KEY = np.dtype(
     [("pair", "<i8"), ("seq", "<u4"), ("ack", "<u4"), ("length", "<u4"), ("marks", "u1")]
 )
@@ -120,7 +119,7 @@ def _acks(flags: Array, ack: Array) -> Array:
 def _side_of(window: Window, is_out: bool, has_transmit: bool, following: Array) -> _Segments:
     rows = window.rows
     assert rows is not None
-    wanted = ((TRANSMIT if has_transmit else RETRANSMIT),) if is_out else ARRIVED
+    wanted = ((Location.TRANSMIT if has_transmit else Location.RETRANSMIT),) if is_out else ARRIVED
     at = np.flatnonzero(np.isin(rows["location"], wanted))
     if is_out:
         ack = rows["rcv_nxt"]
@@ -243,7 +242,7 @@ def _by_time(window: Window, left: _Segments, following: Array, found: Matches) 
         has_before, has_after = at > low, at < high
         before = np.where(has_before, order[np.maximum(at - 1, 0)], -1)
         # Another connection may have had these ends before.
-        before[has_before & (rows["location"][before] == _DESTROY)] = -1
+        before[has_before & (rows["location"][before] == Location.DESTROY)] = -1
         later = order[np.minimum(at, len(order) - 1)]
         near = has_after & (rows.real_ns[later] - times_ns <= REACH_NS)
         after = np.where(before >= 0, following[before], np.where(near, later, -1))

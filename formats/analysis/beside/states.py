@@ -14,11 +14,10 @@ from tcpkmon.formats.analysis.why import LIMITS, Cutter, Grouped, Source
 from tcpkmon.formats.analysis.why.grouping import Places
 from tcpkmon.formats.analysis.why.limits import NUMBER, in_flight, runs_bbr
 from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.tcp import CA_STATES, STATES, Location
 from tcpkmon.formats.psc.columns import TIME
 from tcpkmon.formats.psc.reader import Capture
 
-SEGMENT_RECEIVED, RETRANSMIT, TRANSMIT, SEGMENT_CLOSING = 1, 2, 19, 21
-ARRIVED = (SEGMENT_RECEIVED, SEGMENT_CLOSING)
 SEGMENT = ("seg_seq", "seg_len", "seg_flags")
 """Columns without which a record tells of no segment. The default columns have them."""
 FURTHER = ("seg_ack", "rcv_wscale", "advmss", "cpu", "copied_seq", "write_seq", "rttvar_us")
@@ -26,9 +25,6 @@ FURTHER = ("seg_ack", "rcv_wscale", "advmss", "cpu", "copied_seq", "write_seq", 
 NO_LIMIT = len(LIMITS)
 """The number of the limit of a connection's first snapshot: nothing is known of the time before."""
 LIMIT_NAMES = (*LIMITS, "-")
-CA_STATES = ("Open", "Disorder", "CWR", "Recovery", "Loss")
-STATES = ("NONE", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT",
-          "CLOSE", "CLOSE_WAIT", "LAST_ACK", "LISTEN", "CLOSING", "NEW_SYN_RECV")  # fmt: skip
 _INFINITE = (1 << 31) - 1
 _NO_RTT = (1 << 32) - 1
 _ARRAYS = ("real_ns", "mono_ns", "lost", "limit", "seq")
@@ -110,13 +106,9 @@ def _read(source: Source, has_times: bool, ahead: Any) -> Iterator[Rows]:
 
 
 LOCATIONS = {
-    1: "SEGMENT_RECEIVED", 2: "RETRANSMIT", 3: "RETRANSMIT_SYNACK", 4: "STATE_CHANGE",
-    5: "CONG_STATE", 6: "RCV_SPACE_ADJUST", 7: "RESET_SENT", 8: "RESET_RECEIVED", 9: "SEND_CALL",
-    10: "RECEIVE_CALL", 11: "DESTROY", 12: "RCVQ_FULL", 13: "SOCKET_ERROR", 14: "RTO",
-    15: "LOSS_PROBE", 16: "ZERO_WINDOW_PROBE", 17: "CWND_UNDO", 18: "ACK_PROCESSED",
-    19: "TRANSMIT", 20: "REO_TIMEOUT", 21: "SEGMENT_CLOSING", 226: "EXISTING",
+    number: name for name, number in vars(Location).items()
+    if name.isupper() and (number < Location.START or number == Location.EXISTING)
 }  # fmt: skip
-"""Their numbers are never used again (bpf/schemata/tcp.conf)."""
 
 
 def words(rows: Rows) -> list[str]:

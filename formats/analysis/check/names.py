@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from tcpkmon.formats.analysis.beside.states import CA_STATES, STATES
 from tcpkmon.formats.base.expressions import TIMES
+from tcpkmon.formats.base.tcp import CA_STATES, STATES
 from tcpkmon.formats.base.tcp_info import FROM_INFO
 
 LEDGER = ("no_loss", "proven", "conforms")

@@ -5,21 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tcpkmon.formats.analysis.conform.rule import (
-    CONG_STATE,
-    CWR,
-    ESTABLISHED,
-    LOSS,
-    OPEN,
-    RECOVERY,
-    RENO,
-    RETRANSMIT,
-    SEGMENT_RECEIVED,
-    Mask,
-    Rule,
-    Step,
-)
+from tcpkmon.formats.analysis.conform.rule import RENO, Mask, Rule, Step
 from tcpkmon.formats.base.sequence import ahead_of
+from tcpkmon.formats.base.tcp import CaState, Location, State
 
 _SECOND_US = 1_000_000
 """The least that an administrator may set the largest timeout to (tcp_rto_max_ms)."""
@@ -29,13 +17,13 @@ _PROBE = 5  # ICSK_TIME_LOSS_PROBE
 def _rto(step: Step) -> tuple[Mask, Mask]:
     now = step.now
     least = np.minimum(now["srtt_us"], _SECOND_US)
-    return (now["state"] == ESTABLISHED) & (now["srtt_us"] > 0), now["rto_us"] < least
+    return (now["state"] == State.ESTABLISHED) & (now["srtt_us"] > 0), now["rto_us"] < least
 
 
 def _backoff(step: Step) -> tuple[Mask, Mask]:
     """was: the segment that the timer sent again, which has the timeout before it backs off."""
     now, was = step.now, step.was
-    again = (was["location"] == RETRANSMIT) & (was["ca_state"] == LOSS)
+    again = (was["location"] == Location.RETRANSMIT) & (was["ca_state"] == CaState.LOSS)
     backed = again & (now["backoff"] == was["backoff"] + 1)
     longer = np.minimum(2 * was["rto_us"], _SECOND_US)
     broken = (now["rto_us"] < longer) | (now["rto_us"] > 2 * was["rto_us"])
@@ -45,37 +33,39 @@ def _backoff(step: Step) -> tuple[Mask, Mask]:
 def _sample(step: Step) -> tuple[Mask, Mask]:
     now, was = step.now, step.was
     nothing = (now["snd_una"] == was["snd_una"]) & (now["delivered"] == was["delivered"])
-    one = was["location"] == SEGMENT_RECEIVED
+    one = was["location"] == Location.SEGMENT_RECEIVED
     return step.established & one & nothing, now["srtt_us"] != was["srtt_us"]
 
 
 def _probe(step: Step) -> tuple[Mask, Mask]:
     now = step.now
-    probes = (now["location"] == RETRANSMIT) & (now["pending"] == _PROBE)
-    probes &= (now["state"] == ESTABLISHED) & (now["ca_state"] == OPEN)
+    probes = (now["location"] == Location.RETRANSMIT) & (now["pending"] == _PROBE)
+    probes &= (now["state"] == State.ESTABLISHED) & (now["ca_state"] == CaState.OPEN)
     return probes, now["tlp_high_seq"] != 0
 
 
 def _once(step: Step) -> tuple[Mask, Mask]:
     """Besides its states, reno's threshold tells: only a timeout may lower it once more."""
     now, was = step.now, step.was
-    reacts = step.into(CWR, RECOVERY)
+    reacts = step.into(CaState.CWR, CaState.RECOVERY)
     lowered = (now["snd_ssthresh"] < was["snd_ssthresh"]) & (now["ca"] == RENO)
-    lowered &= (now["ca_state"] <= RECOVERY) & (was["ca_state"] <= RECOVERY)
-    lowered &= (now["location"] != CONG_STATE) & (now["mss"] == was["mss"])
+    lowered &= (now["ca_state"] <= CaState.RECOVERY) & (was["ca_state"] <= CaState.RECOVERY)
+    lowered &= (now["location"] != Location.CONG_STATE) & (now["mss"] == was["mss"])
     again = ahead_of(now["snd_una"], step.entry["snd_max"]) < 0
     return step.established & (reacts | (lowered & again)), again
 
 
 def _end(step: Step) -> tuple[Mask, Mask]:
     now = step.now
-    ends = (now["location"] == CONG_STATE) & (now["ca_state"] == CWR) & (now["callvalue"] == OPEN)
+    ends = (now["location"] == Location.CONG_STATE) & (now["ca_state"] == CaState.CWR)
+    ends &= now["callvalue"] == CaState.OPEN
     return ends & step.loss_based, now["snd_cwnd_segs"] > now["snd_ssthresh"]
 
 
 def _recovery(step: Step) -> tuple[Mask, Mask]:
     now, entry = step.now, step.entry
-    reduced = step.established & np.isin(now["ca_state"], (CWR, RECOVERY)) & step.loss_based
+    reduced = np.isin(now["ca_state"], (CaState.CWR, CaState.RECOVERY))
+    reduced &= step.established & step.loss_based
     sent = entry["packets_out"] - entry["sacked_out"]
     most = np.maximum(entry["snd_cwnd_segs"], np.maximum(entry["snd_ssthresh"], sent) + 1)
     return reduced & (now["mss"] == entry["mss"]), now["snd_cwnd_segs"] > most

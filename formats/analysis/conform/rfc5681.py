@@ -5,21 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tcpkmon.formats.analysis.conform.rule import (
-    CONG_STATE,
-    CUBIC,
-    CWR,
-    LOSS,
-    RECOVERY,
-    RENO,
-    RETRANSMIT,
-    SEGMENT_RECEIVED,
-    Array,
-    Mask,
-    Rule,
-    Step,
-)
+from tcpkmon.formats.analysis.conform.rule import CUBIC, RENO, Array, Mask, Rule, Step
 from tcpkmon.formats.base.sequence import ahead_of
+from tcpkmon.formats.base.tcp import CaState, Location
 
 _SLACK_US = 250_000
 """Data that waits for more (MSG_MORE, TCP_CORK) waits no longer; the kernel judges when the data
@@ -28,7 +16,7 @@ are written."""
 
 def _cwnd(step: Step) -> tuple[Mask, Mask]:
     """A record of a change of the state has the window that is made for it already."""
-    sent = (step.sent > 0) & (step.now["location"] != CONG_STATE)
+    sent = (step.sent > 0) & (step.now["location"] != Location.CONG_STATE)
     most = np.maximum(step.now["snd_cwnd_segs"], step.was["snd_cwnd_segs"])
     return step.open & sent, step.now["packets_out"] > most + 1
 
@@ -39,7 +27,7 @@ def _grown(step: Step) -> Array:
 
 def _one_ack(step: Step) -> Mask:
     """One segment was processed in between, and the window grew by reno's or cubic's rules."""
-    one: Mask = (step.was["location"] == SEGMENT_RECEIVED) & (_grown(step) > 0)
+    one: Mask = (step.was["location"] == Location.SEGMENT_RECEIVED) & (_grown(step) > 0)
     return step.open & step.loss_based & one
 
 
@@ -60,18 +48,18 @@ def _too_high(step: Step, window: Array, algorithm: int) -> Mask:
 
 
 def _ssthresh(step: Step) -> tuple[Mask, Mask]:
-    applies = step.into(CWR, RECOVERY) & (step.now["ca"] == RENO)
+    applies = step.into(CaState.CWR, CaState.RECOVERY) & (step.now["ca"] == RENO)
     return applies, _too_high(step, step.now["snd_cwnd_segs"], RENO)
 
 
 def _beta(step: Step) -> tuple[Mask, Mask]:
-    applies = step.into(CWR, RECOVERY) & (step.now["ca"] == CUBIC)
+    applies = step.into(CaState.CWR, CaState.RECOVERY) & (step.now["ca"] == CUBIC)
     return applies, _too_high(step, step.now["snd_cwnd_segs"], CUBIC)
 
 
 def _by_timer(step: Step) -> Mask:
     """The retransmission timer began a loss; a smaller MTU does too, which is another matter."""
-    same: Mask = step.into(LOSS) & step.after_rto & (step.now["mss"] == step.was["mss"])
+    same: Mask = step.into(CaState.LOSS) & step.after_rto & (step.now["mss"] == step.was["mss"])
     return same
 
 
@@ -84,9 +72,11 @@ def _rto_ssthresh(step: Step) -> tuple[Mask, Mask]:
 def _loss_window(step: Step) -> tuple[Mask, Mask]:
     """Judged where the loss begins, and when the timer sends the first segment again."""
     now, was = step.now, step.was
-    begins = (now["location"] == CONG_STATE) & (now["callvalue"] == LOSS) & step.after_rto
-    begun = (was["location"] == CONG_STATE) & (was["callvalue"] == LOSS) & step.was_after_rto
-    begins |= begun & (now["location"] == RETRANSMIT)
+    begins = (now["location"] == Location.CONG_STATE) & (now["callvalue"] == CaState.LOSS)
+    begins &= step.after_rto
+    begun = (was["location"] == Location.CONG_STATE) & (was["callvalue"] == CaState.LOSS)
+    begun &= step.was_after_rto
+    begins |= begun & (now["location"] == Location.RETRANSMIT)
     flight = now["packets_out"] - now["sacked_out"] - now["lost_out"] + now["retrans_out"]
     return begins & (now["mss"] == was["mss"]), now["snd_cwnd_segs"] > flight + 1
 
@@ -94,7 +84,7 @@ def _loss_window(step: Step) -> tuple[Mask, Mask]:
 def _restart(step: Step) -> tuple[Mask, Mask]:
     """was: the ACK of all that was written; it adds what it acknowledges to the window at most."""
     now, was = step.now, step.was
-    done = (was["location"] == SEGMENT_RECEIVED) & (was["seg_ack"] == was["snd_max"])
+    done = (was["location"] == Location.SEGMENT_RECEIVED) & (was["seg_ack"] == was["snd_max"])
     done &= was["snd_sb_cc"] == ahead_of(was["snd_max"], was["snd_una"])
     idle_us = ahead_of(now["first_tx_us"], step.before_ns // 1000 & 0xFFFFFFFF)
     rto_us = np.maximum(now["rto_us"], was["rto_us"])

@@ -5,14 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tcpkmon.formats.analysis.conform.rule import (
-    ESTABLISHED,
-    RETRANSMIT,
-    Mask,
-    Rule,
-    Step,
-)
+from tcpkmon.formats.analysis.conform.rule import Mask, Rule, Step
 from tcpkmon.formats.base.sequence import ahead_of
+from tcpkmon.formats.base.tcp import Location, State
 
 
 def _window(step: Step) -> tuple[Mask, Mask]:
@@ -39,7 +34,8 @@ def _retransmit(step: Step) -> tuple[Mask, Mask]:
     now = step.now
     known = ahead_of(now["seg_seq"], now["snd_una"]) < 0
     unsent = ahead_of(now["seg_seq"], now["snd_max"]) >= 0
-    return (now["location"] == RETRANSMIT) & (now["state"] == ESTABLISHED), known | unsent
+    again = (now["location"] == Location.RETRANSMIT) & (now["state"] == State.ESTABLISHED)
+    return again, known | unsent
 
 
 RULES = (

@@ -10,13 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.base.sequence import ahead_of
+from tcpkmon.formats.base.tcp import CaState, Location, State
 
 Array = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-SEGMENT_RECEIVED, RETRANSMIT, STATE_CHANGE, CONG_STATE, RTO, CWND_UNDO = 1, 2, 4, 5, 14, 17
-ESTABLISHED = 1
-OPEN, DISORDER, CWR, RECOVERY, LOSS = range(5)
 RENO, CUBIC = 1, 2
 """The column `ca`, made of ca_name: 0 for another algorithm."""
 
@@ -43,13 +41,14 @@ class Step:
     @property
     def established(self) -> Mask:
         """Both records are of an established connection."""
-        both: Mask = (self.now["state"] == ESTABLISHED) & (self.was["state"] == ESTABLISHED)
+        now, was = self.now["state"], self.was["state"]
+        both: Mask = (now == State.ESTABLISHED) & (was == State.ESTABLISHED)
         return both
 
     @property
     def open(self) -> Mask:
         """Besides, no loss or reordering is under way."""
-        calm: Mask = (self.now["ca_state"] == OPEN) & (self.was["ca_state"] == OPEN)
+        calm: Mask = (self.now["ca_state"] == CaState.OPEN) & (self.was["ca_state"] == CaState.OPEN)
         same: Mask = self.established & calm & (self.now["mss"] == self.was["mss"])
         return same
 
@@ -66,8 +65,8 @@ class Step:
     def into(self, *states: int) -> Mask:
         """Records of a change into one of these congestion states, where no reduction is under
         way."""
-        calm: Mask = self.now["ca_state"] <= DISORDER
-        into: Mask = calm & (self.now["location"] == CONG_STATE)
+        calm: Mask = self.now["ca_state"] <= CaState.DISORDER
+        into: Mask = calm & (self.now["location"] == Location.CONG_STATE)
         return into & np.isin(self.now["callvalue"], states)
 
 

@@ -13,25 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.conform.rule import (
-    CONG_STATE,
-    CUBIC,
-    CWND_UNDO,
-    CWR,
-    DISORDER,
-    ESTABLISHED,
-    RECOVERY,
-    RENO,
-    RTO,
-    SEGMENT_RECEIVED,
-    STATE_CHANGE,
-    Array,
-    Mask,
-    Step,
-)
+from tcpkmon.formats.analysis.conform.rule import CUBIC, RENO, Array, Mask, Step
 from tcpkmon.formats.analysis.why import Snapshots, Source
 from tcpkmon.formats.analysis.why.grouping import joined
 from tcpkmon.formats.base.sequence import ahead_of
+from tcpkmon.formats.base.tcp import ARRIVED, CaState, Location, State
 
 ALWAYS = (
     "conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state", "ca_state",
@@ -40,10 +26,12 @@ ALWAYS = (
 )  # fmt: skip
 """The columns that are always read; each capture of the default columns has them."""
 _TEXTS = ("laddr", "raddr", "ca_name")
-_LOCKED = (1, 2, 4, 5, 17, 18, 19, 21)
+_LOCKED = (
+    *ARRIVED, Location.RETRANSMIT, Location.STATE_CHANGE, Location.CONG_STATE, Location.CWND_UNDO,
+    Location.ACK_PROCESSED, Location.TRANSMIT,
+)  # fmt: skip
 """Locations at which the kernel has the socket's lock: what they record is of one moment. Those of
 timers and calls are not, as another CPU may change the socket meanwhile."""
-_DESTROY = 11
 ALGORITHMS = {"": 0, "reno": RENO, "cubic": CUBIC}
 
 
@@ -93,12 +81,12 @@ class _Places:
         self.locked = np.isin(location, _LOCKED)
         self.was = self._before(self.locked)
         self._direct = np.where(begins, -1, np.arange(len(ids)) - 1)
-        self.after_rto = ~begins & (location[self._direct] == RTO)
-        calm = (location == CONG_STATE) & (rows["ca_state"] <= DISORDER)
-        reduces = calm & np.isin(rows["callvalue"], (CWR, RECOVERY))
+        self.after_rto = ~begins & (location[self._direct] == Location.RTO)
+        calm = (location == Location.CONG_STATE) & (rows["ca_state"] <= CaState.DISORDER)
+        reduces = calm & np.isin(rows["callvalue"], (CaState.CWR, CaState.RECOVERY))
         safe = np.maximum(self.was, 0)
         threshold = rows["snd_ssthresh"].astype(np.int64)
-        undone = (location == CWND_UNDO) | (
+        undone = (location == Location.CWND_UNDO) | (
             self.locked & (self.was >= 0) & ~reduces & (threshold > threshold[safe])
         )
         if "undo_marker" in rows.columns:  # an undo ends the search for another one
@@ -106,17 +94,18 @@ class _Places:
             undone |= self.locked & (self.was >= 0) & ~reduces & (marker == 0) & (marker[safe] > 0)
         # What a loss probe mended is reacted to by the next window's first ACK, which begins and
         # ends CWR (tcp_process_tlp_ack()): what that window loses may be reacted to as well.
-        undone |= (location == CONG_STATE) & (rows["ca_state"] == CWR) & (self.was >= 0) & (
-            reduces[safe] & (rows["callvalue"][safe] == CWR)
+        ends = (location == Location.CONG_STATE) & (rows["ca_state"] == CaState.CWR)
+        undone |= ends & (self.was >= 0) & (
+            reduces[safe] & (rows["callvalue"][safe] == CaState.CWR)
         )  # fmt: skip
         self._marks = reduces | undone
         entry: Array = self._before(self._marks)
         self.entry = np.where((entry >= 0) & reduces[np.maximum(entry, 0)], entry, -1)
-        opened = (self.was >= 0) & (location[safe] == STATE_CHANGE)
-        opened &= (rows["callvalue"][safe] == ESTABLISHED) & self.locked
-        self._opened = opened & (rows["state"] == ESTABLISHED)
+        opened = (self.was >= 0) & (location[safe] == Location.STATE_CHANGE)
+        opened &= (rows["callvalue"][safe] == State.ESTABLISHED) & self.locked
+        self._opened = opened & (rows["state"] == State.ESTABLISHED)
         self.first = self._before(self._opened)
-        self._gone = np.isin(ids, ids[location == _DESTROY])
+        self._gone = np.isin(ids, ids[location == Location.DESTROY])
 
     def _before(self, chosen: Mask) -> Array:
         """(n,) the last chosen row of its connection before each."""
@@ -182,7 +171,7 @@ def _follows(step: Step) -> Mask:
     if "seg_ack" not in was:
         return np.zeros(len(step.time_ns), np.bool_)
     new = ahead_of(was["seg_ack"], was["snd_una"])
-    new = np.where(was["location"] == SEGMENT_RECEIVED, np.maximum(new, 0), 0)
+    new = np.where(was["location"] == Location.SEGMENT_RECEIVED, np.maximum(new, 0), 0)
     same: Mask = ahead_of(step.now["snd_una"], was["snd_una"]) == new
     return same
 

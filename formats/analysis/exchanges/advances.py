@@ -13,10 +13,8 @@ import numpy as np
 
 from tcpkmon.formats.analysis.arrays import Array, shifted
 from tcpkmon.formats.analysis.why.grouping import Grouped
+from tcpkmon.formats.base.tcp import ARRIVED, Location
 
-SEGMENTS = (1, 21)
-STATE_CHANGE, SEND, RECEIVE = 4, 9, 10
-ESTABLISHED, SYN_SENT = 1, 2
 _SAMPLE_NS = 16_000
 """The mean is known in us: its change to 2 us, the round trip to eight times that."""
 _NO_RTT = (1 << 32) - 1
@@ -79,7 +77,7 @@ class Advances:
             found[rows.lasts] = at["sent"][rows.lasts]
             return found
         ahead = (rows["seg_ack"] - rows["snd_una"]).astype(np.uint32).view(np.int32)
-        is_segment = np.isin(self._location, SEGMENTS)
+        is_segment = np.isin(self._location, ARRIVED)
         told: Array = at["acked"] + np.where(is_segment, np.maximum(ahead, 0), 0)
         return np.minimum(told, at["sent"])
 
@@ -93,15 +91,15 @@ class Advances:
         called = self._has_calls & self._whole
         time, width = self._time, np.where(called & has_room, 0, self._gap)
         if self._at_entry:
-            entered = called & (self._came_from == SEND)
+            entered = called & (self._came_from == Location.SEND_CALL)
             time, width = np.where(entered, self._before, time), np.where(entered, 0, width)
             is_call = np.zeros(len(rows), np.bool_)
         else:
-            is_call = called & (self._location == SEND)
+            is_call = called & (self._location == Location.SEND_CALL)
             width = np.where(is_call, 0, width)
         trip = self._round_trip() * 1000
         acks = after(self._at["acked"], rows) > self._at["acked"]
-        tells = np.isin(self._location, SEGMENTS) & acks & self._whole & ~is_call & (trip > 0)
+        tells = np.isin(self._location, ARRIVED) & acks & self._whole & ~is_call & (trip > 0)
         tells &= (self._at["acked"] == self._last)
         tells |= self._begins  # data of a SYN
         # One segment was written at once, as far as its sender let it go at once.
@@ -118,7 +116,7 @@ class Advances:
         return np.where(mean > 0, mean + 8 * (then - mean), then)
 
     def _arrived(self, _: dict[str, Array]) -> tuple[Array, Array]:
-        came = np.isin(self._came_from, (*SEGMENTS, STATE_CHANGE)) & self._whole
+        came = np.isin(self._came_from, (*ARRIVED, Location.STATE_CHANGE)) & self._whole
         brings = self._at["brings"]
         time = np.where(brings, self._time, self._before)
         width = np.where(brings | came, 0, self._gap)
@@ -132,7 +130,7 @@ class Advances:
         """With what was written; else an ACK, or the window that it opened, let it go."""
         rows = self._rows
         wrote = found["written"] > np.where(self._begins, 0, before(found["written"], rows))
-        is_call = self._has_calls & (self._location == SEND)
+        is_call = self._has_calls & (self._location == Location.SEND_CALL)
         time = np.where(is_call, self._time, self._before)
         width = np.where(self._has_calls & self._whole, 0, self._gap)
         return (np.where(wrote, found["time_written"], time),

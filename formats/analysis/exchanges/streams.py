@@ -20,19 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.arrays import Array, join
-from tcpkmon.formats.analysis.exchanges.advances import (
-    ESTABLISHED,
-    RECEIVE,
-    SEGMENTS,
-    STATE_CHANGE,
-    SYN_SENT,
-    Advances,
-    after,
-)
+from tcpkmon.formats.analysis.exchanges.advances import Advances, after
 from tcpkmon.formats.analysis.exchanges.ranked import MOST, running_maxima
 from tcpkmon.formats.analysis.exchanges.resting import Resting
 from tcpkmon.formats.analysis.why import Snapshots
 from tcpkmon.formats.analysis.why.grouping import Grouped, Places, grown
+from tcpkmon.formats.base.tcp import ARRIVED, SYNCHRONIZED, Location, State
 
 UNKNOWN, CLIENT, SERVER = 0, 1, 2
 NEEDED = (
@@ -42,16 +35,18 @@ NEEDED = (
 )  # fmt: skip
 OWNER = ("pid", "comm", "netns")
 OPTIONAL = (*OWNER, "seg_ack", "packets_out")
-_RETRANSMIT, _DESTROY, _DROPPED = 2, 11, 12
-_SYN_RECV, _CLOSE = 3, 7
-_DATA = (1, 3, 4, 5, 8, 9, 11)
+_DATA = (*SYNCHRONIZED, State.SYN_RECV)
 """States in which both streams are numbered."""
-_WROTE_FIN = (4, 5, 7, 9, 11)
-_READ_FIN = (6, 7, 8, 9, 11)
+_WROTE_FIN = (
+    State.FIN_WAIT1, State.FIN_WAIT2, State.CLOSE, State.LAST_ACK, State.CLOSING,
+)  # fmt: skip
+_READ_FIN = (
+    State.TIME_WAIT, State.CLOSE, State.CLOSE_WAIT, State.LAST_ACK, State.CLOSING,
+)  # fmt: skip
 """States in which the streams have a FIN at their end; CLOSE may have none, and has no data."""
-_TAKES_FIN = (6, 8, 11)
+_TAKES_FIN = (State.TIME_WAIT, State.CLOSE_WAIT, State.CLOSING)
 """States that a socket comes to by a FIN of the peer."""
-_CLOSES = (4, 7, 8)
+_CLOSES = (State.FIN_WAIT1, State.CLOSE, State.CLOSE_WAIT)
 """The first states after one side closed."""
 _RAW = ("written", "sent", "acked", "known", "read")
 _TOPS = ("top_written", "top_sent", "top_arrived", "top_known", "top_read")
@@ -161,7 +156,7 @@ class Streams:
         # The first row of a connection that was seen is its last one that was read: a context.
         is_new = np.ones(len(rows), np.bool_)
         is_new[rows.firsts] = ~self._seen[rows.places]
-        goes_on = (rows["location"][rows.lasts] != _DESTROY) & (not to_end)
+        goes_on = (rows["location"][rows.lasts] != Location.DESTROY) & (not to_end)
         is_read = is_new.copy()
         is_read[rows.lasts[goes_on]] = False
         self._note(rows, is_new)
@@ -186,19 +181,20 @@ class Streams:
                 told = last != nothing
                 mine[rows.places[told]] = last[told]
         opens = np.flatnonzero(_opens(rows) & is_new)
-        active = rows["state"][opens] == SYN_SENT
+        active = rows["state"][opens] == State.SYN_SENT
         place = rows.of_row[opens]
         self.side[place] = np.where(active, CLIENT, SERVER)
         self.since[place] = rows.times[opens]
         self.servers.update(rows["rport"][opens[active]].tolist())
         self.servers.update(rows["lport"][opens[~active]].tolist())
-        closes = (rows["location"] == STATE_CHANGE) & np.isin(rows["callvalue"], _CLOSES)
+        closes = (rows["location"] == Location.STATE_CHANGE) & np.isin(rows["callvalue"], _CLOSES)
         np.minimum.at(self.closing, rows.of_row[closes], rows.times[closes])
-        self.ended[rows.of_row[rows["location"] == _DESTROY]] = True
+        self.ended[rows.of_row[rows["location"] == Location.DESTROY]] = True
 
     def _events(self, rows: Grouped, is_new: Array, is_read: Array) -> Events:
         at = _positions(rows, is_new, self._at)
-        at["again"] = _summed((rows["location"] == _RETRANSMIT) & is_new, rows, self._at["again"])
+        again = (rows["location"] == Location.RETRANSMIT) & is_new
+        at["again"] = _summed(again, rows, self._at["again"])
         at |= _tops(rows, at, self._at)
         # The first row of a piece is only looked at, as the last one.
         last = np.where(is_read[rows.lasts], rows.lasts, rows.lasts - 1)
@@ -233,8 +229,8 @@ def _nothing() -> Events:
 
 def _opens(rows: Grouped | Snapshots) -> NDArray[np.bool_]:
     """(n,) whether it is the change of the state that ends a handshake."""
-    found: NDArray[np.bool_] = (rows["location"] == STATE_CHANGE) & (
-        rows["callvalue"] == ESTABLISHED
+    found: NDArray[np.bool_] = (rows["location"] == Location.STATE_CHANGE) & (
+        rows["callvalue"] == State.ESTABLISHED
     )
     return found
 
@@ -243,7 +239,8 @@ def _is_wanted(piece: Snapshots) -> NDArray[np.bool_]:
     """Snapshots of which the streams have numbers; of closed sockets, which may be read on, those
     of calls and of the end."""
     location = piece["location"]
-    closed = (piece["state"] == _CLOSE) & ((location == RECEIVE) | (location == _DESTROY))
+    closed = (location == Location.RECEIVE_CALL) | (location == Location.DESTROY)
+    closed &= piece["state"] == State.CLOSE
     found: NDArray[np.bool_] = np.isin(piece["state"], _DATA) | _opens(piece) | closed
     return found
 
@@ -270,7 +267,7 @@ def _positions(rows: Grouped, is_new: Array, before: dict[str, Array]) -> dict[s
         "known": arrived, "read": arrived - rows["rcv_sb_cc"],
     }  # fmt: skip
     firsts, begins = rows.firsts, is_new[rows.firsts]
-    closed, receives = rows["state"] == _CLOSE, rows["location"] == RECEIVE
+    closed, receives = rows["state"] == State.CLOSE, rows["location"] == Location.RECEIVE_CALL
     bases = _bases(rows, firsts)
     found = {}
     for name, numbers in raw.items():
@@ -295,14 +292,14 @@ def _bases(rows: Grouped, at: Array) -> dict[str, Array]:
         "state", "location", "callvalue", "snd_una", "snd_max", "snd_sb_cc", "rcv_sb_cc",
         "seg_len")}  # fmt: skip
     opens = _opens(rows)[at]
-    active = opens & (first["state"] == SYN_SENT)
-    early = first["state"] == _SYN_RECV
+    active = opens & (first["state"] == State.SYN_SENT)
+    early = first["state"] == State.SYN_RECV
     of_syn = first["seg_len"].astype(np.int64)
     flying = (first["snd_max"] - first["snd_una"]).astype(np.uint32).view(np.int32)
     waiting, unread = first["snd_sb_cc"].astype(np.int64), first["rcv_sb_cc"].astype(np.int64)
     acked = np.where(active, of_syn, np.where(early, 0, -waiting))
     returned = first["callvalue"].astype(np.uint32).view(np.int32).astype(np.int64)
-    got = np.where(first["location"] == RECEIVE, np.maximum(returned, 0), 0)
+    got = np.where(first["location"] == Location.RECEIVE_CALL, np.maximum(returned, 0), 0)
     known = np.where(active, 0, np.where(opens, of_syn, np.where(early, unread + got, 0)))
     return {"acked": acked, "written": acked + waiting, "sent": acked + flying, "known": known,
             "read": known - unread}  # fmt: skip
@@ -311,19 +308,20 @@ def _bases(rows: Grouped, at: Array) -> dict[str, Array]:
 def _tops(rows: Grouped, at: dict[str, Array], before: dict[str, Array]) -> dict[str, Array]:
     """How far each stream had come at most, in bytes of data."""
     state = rows["state"]
-    now = np.where(rows["location"] == STATE_CHANGE, rows["callvalue"], 0)
+    now = np.where(rows["location"] == Location.STATE_CHANGE, rows["callvalue"], 0)
     wrote_fin = np.isin(state, _WROTE_FIN)
     has_fin = np.isin(state, _READ_FIN) | np.isin(now, _READ_FIN)
     # A call may return while another CPU takes the FIN in: then its row still has the state before.
     same = after(rows["rcv_nxt"], rows) == rows["rcv_nxt"]
-    has_fin |= (rows["location"] == RECEIVE) & np.isin(after(now, rows), _TAKES_FIN) & same
+    received = rows["location"] == Location.RECEIVE_CALL
+    has_fin |= received & np.isin(after(now, rows), _TAKES_FIN) & same
     fin = _highest(has_fin.astype(np.int64), rows, before["fin"])
     has_fin = fin > 0
     known = at["known"] - fin
     found = {"fin": fin, "top_known": _highest(known, rows, before["top_known"])}
     ahead = (rows["seg_seq"] - rows["rcv_nxt"]).astype(np.uint32).view(np.int32).astype(np.int64)
     end = ahead + rows["seg_len"].astype(np.int64)
-    dropped = after(rows["location"], rows) == _DROPPED
+    dropped = after(rows["location"], rows) == Location.RCVQ_FULL
     brings = _is_segment(rows) & (ahead <= 0) & (end > 0) & ~has_fin & ~dropped
     at["brings"] = brings
     arrived = np.where(brings, at["known"] + end, known)
@@ -337,4 +335,4 @@ def _tops(rows: Grouped, at: dict[str, Array], before: dict[str, Array]) -> dict
 
 
 def _is_segment(rows: Grouped) -> NDArray[np.bool_]:
-    return np.isin(rows["location"], SEGMENTS)
+    return np.isin(rows["location"], ARRIVED)

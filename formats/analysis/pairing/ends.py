@@ -12,11 +12,9 @@ from tcpkmon.formats.analysis.arrays import Array, join
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.sequence import ahead_of
+from tcpkmon.formats.base.tcp import SYNCHRONIZED, Location, State
 
-RECEIVED, RETRANSMIT, CHANGE, TRANSMIT, CLOSING, EXISTING = 1, 2, 4, 19, 21, 226
-_FIN, _ESTABLISHED = 1, 1
-_OPEN = (1, 4, 5, 8, 9, 11)
-"""The states in which all sequence numbers are those of this connection."""
+_FIN = 1
 _COLUMNS = ("conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state",
             "snd_una", "snd_max", "rcv_nxt", "seg_seq", "seg_len")  # fmt: skip
 _MORE = ("seg_ack", "seg_flags")
@@ -59,8 +57,9 @@ def read_ends(source: Source) -> list[End]:
     parts: list[dict[str, Array]] = []
     addresses: dict[int, Address] = {}
     for piece in source.read():
-        is_open = np.isin(piece["state"], _OPEN) & (piece["location"] != EXISTING)
-        is_open |= (piece["location"] == CHANGE) & (piece["callvalue"] == _ESTABLISHED)
+        is_open = np.isin(piece["state"], SYNCHRONIZED) & (piece["location"] != Location.EXISTING)
+        opens = piece["location"] == Location.STATE_CHANGE
+        is_open |= opens & (piece["callvalue"] == State.ESTABLISHED)
         some = piece.take(np.flatnonzero(is_open))
         ids, first = np.unique(some["conn_id"], return_index=True)
         for key, at in zip(ids.tolist(), first.tolist(), strict=True):
@@ -86,7 +85,7 @@ def _ends(parts: list[dict[str, Array]], addresses: dict[int, Address]) -> Itera
 def _end(key: int, address: Address, of: dict[str, Array]) -> End:
     sent, received = unwrapped(of["snd_max"]), unwrapped(of["rcv_nxt"])
     acked = sent + ahead_of(of["snd_una"], sent)
-    arrived = np.isin(of["location"], (RECEIVED, CLOSING))
+    arrived = np.isin(of["location"], (Location.SEGMENT_RECEIVED, Location.SEGMENT_CLOSING))
     if "seg_ack" in of:
         told = sent + ahead_of(of["seg_ack"], sent)
         acked = np.where(arrived & (told > acked) & (told <= sent), told, acked)

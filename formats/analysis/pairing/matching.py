@@ -12,6 +12,7 @@ import numpy as np
 from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.pairing.ends import End
 from tcpkmon.formats.base.sequence import ahead_of
+from tcpkmon.formats.base.tcp import ARRIVED
 
 _CHANCE = 1e-6
 """How many wrong pairs chance may make of sequence numbers alone."""
@@ -84,7 +85,7 @@ def _aligned(a: End, b: End) -> End:
     """b with the numbers of a: both count on from 32 bits of their own."""
     up = ahead_of(b.received[:1], a.sent[:1])[0] + a.sent[0] - b.received[0]
     down = ahead_of(b.sent[:1], a.received[:1])[0] + a.received[0] - b.sent[0]
-    from_peer = np.isin(b.location, (1, 21))
+    from_peer = np.isin(b.location, ARRIVED)
     shift = np.where(from_peer, up, down)
     return replace(b, sent=b.sent + down, acked=b.acked + down, received=b.received + up,
                    low=b.low + shift, high=b.high + shift)  # fmt: skip

@@ -13,13 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tcpkmon.formats.analysis.arrays import Array
-from tcpkmon.formats.analysis.pairing.ends import (
-    CLOSING,
-    RECEIVED,
-    RETRANSMIT,
-    TRANSMIT,
-    End,
-)
+from tcpkmon.formats.analysis.pairing.ends import End
+from tcpkmon.formats.base.tcp import ARRIVED, Location
 
 
 @dataclass(frozen=True)
@@ -53,13 +48,13 @@ def _before(at: Array, level: Array, wanted: Array, times: Array) -> tuple[Array
 
 def sends(end: End) -> Sends:
     """What it sent, in order: by TRANSMIT; else by the steps of snd_nxt, and RETRANSMIT."""
-    is_sent = (end.location == TRANSMIT) & (end.high > end.low)
+    is_sent = (end.location == Location.TRANSMIT) & (end.high > end.low)
     if is_sent.any():
         at = np.flatnonzero(is_sent)
         return Sends(end.low[at], end.high[at], end.times[at], end.times[at])
     most = np.maximum.accumulate(end.sent)
     at = np.flatnonzero(np.diff(most) > 0) + 1
-    again = np.flatnonzero((end.location == RETRANSMIT) & (end.high > end.low))
+    again = np.flatnonzero((end.location == Location.RETRANSMIT) & (end.high > end.low))
     low = np.concatenate([most[at - 1], end.low[again]])
     high = np.concatenate([most[at], end.high[again]])
     rows = np.concatenate([at, again])
@@ -69,7 +64,7 @@ def sends(end: End) -> Sends:
 
 
 def _arrivals(end: End) -> Array:
-    return np.flatnonzero(np.isin(end.location, (RECEIVED, CLOSING)) & (end.high > end.low))
+    return np.flatnonzero(np.isin(end.location, ARRIVED) & (end.high > end.low))
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ import numpy as np
 from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why.grouping import Grouped
 from tcpkmon.formats.analysis.why.intervals import advance
-from tcpkmon.formats.analysis.why.limits import ARRIVED
+from tcpkmon.formats.base.tcp import ARRIVED, State
 
 Of = Callable[..., Array]
 """Of a name, the array with a row for each connection so far."""
-_RECEIVES = (1, 4, 5)
-"""States in which data is taken: ESTABLISHED, FIN_WAIT1, FIN_WAIT2."""
+_RECEIVES = (State.ESTABLISHED, State.FIN_WAIT1, State.FIN_WAIT2)
+"""States in which data is taken."""
 QUIET_NS = 200_000_000
 
 

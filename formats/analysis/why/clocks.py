@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why.grouping import Grouped
-from tcpkmon.formats.analysis.why.limits import LOSS_TIMERS, NUMBER, RECOVERY, is_paced, unsent
+from tcpkmon.formats.analysis.why.limits import LOSS_TIMERS, NUMBER, is_paced, unsent
 from tcpkmon.formats.analysis.why.parting import Cuts
+from tcpkmon.formats.base.tcp import CaState, Location
 
 FIRST_TX, NEXT_TX, _BUSY = CLOCKS = ("first_tx_us", "next_tx_us", "busy_us")
 _JIFFY_NS = 5_000_000
 """busy_us counts in jiffies, on most kernels of 4 ms."""
-_LOSS_PROBE, _CONG_STATE = 15, 5
-_DISORDER = 1
 FALSE_PROBE = 0
 _AHEAD = 1000
 _BURSTS = 3
@@ -60,12 +59,12 @@ def without_false_probes(piece: Grouped) -> Grouped:
     receiver had both the probe and what it was for: then only the ACK was late. Where that ACK is
     not among the next records of the piece, nobody knows.
     """
-    probes = np.flatnonzero(piece["location"] == _LOSS_PROBE)
+    probes = np.flatnonzero(piece["location"] == Location.LOSS_PROBE)
     if FIRST_TX not in piece.columns or not len(probes):
         return piece
     una = piece["snd_una"].astype(np.uint32, copy=False)
     last = piece.spread(piece.lasts)
-    is_loss = (piece["location"] == _CONG_STATE) & (piece["callvalue"] > _DISORDER)
+    is_loss = (piece["location"] == Location.CONG_STATE) & (piece["callvalue"] > CaState.DISORDER)
     location = piece["location"].copy()
     for at in probes.tolist():
         rest = slice(at + 1, min(int(last[at]), at + _AHEAD) + 1)
@@ -153,7 +152,7 @@ def _paced(piece: Grouped, rows: Array, limit: Array, sent_at: Array) -> Cuts:
 def lost_firsts(piece: Grouped, limit: Array) -> Array:
     """The rows whose steps wait for a loss that ACKs tell later: nothing is unsent, nothing new is
     sent until then, and what is lost is the first segment in flight. limit: as lost_tails()."""
-    tells = (piece["location"] == _CONG_STATE) & (piece["callvalue"] >= RECOVERY)
+    tells = (piece["location"] == Location.CONG_STATE) & (piece["callvalue"] >= CaState.RECOVERY)
     if FIRST_TX not in piece.columns or not tells.any():
         return np.zeros(0, np.int64)
     rows, told = _rows_before(piece, tells, limit)

@@ -23,12 +23,8 @@ from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why.clocks import FALSE_PROBE, FIRST_TX, NEXT_TX, age_ns
 from tcpkmon.formats.analysis.why.grouping import Grouped, Kept
 from tcpkmon.formats.analysis.why.limits import (
-    ARRIVED,
-    CLOSE_WAIT,
-    ESTABLISHED,
     LOSS_TIMERS,
     NUMBER,
-    RECOVERY,
     Columns,
     is_growing,
     is_paced,
@@ -37,10 +33,10 @@ from tcpkmon.formats.analysis.why.limits import (
     unsent,
 )
 from tcpkmon.formats.analysis.why.parting import Cuts
+from tcpkmon.formats.base.tcp import ARRIVED, CaState, Location, State
 
-_SENDING = (4, CLOSE_WAIT, 9, 11)
-"""FIN_WAIT1, CLOSE_WAIT, LAST_ACK, CLOSING: what is unsent is still sent."""
-_CONG_STATE, _RETRANSMIT = 5, 2
+_SENDING = (State.FIN_WAIT1, State.CLOSE_WAIT, State.LAST_ACK, State.CLOSING)
+"""What is unsent is still sent."""
 _TIMERS = (*LOSS_TIMERS, FALSE_PROBE)
 _HELD = np.arange(len(NUMBER), dtype=np.int8)
 _HELD[NUMBER["rto_wait"]] = NUMBER["recovery"]
@@ -64,14 +60,14 @@ def carry(piece: Grouped, state: Array, limit: Array, kept: Kept) -> dict[str, A
     """What the next snapshots need of these: what waits to be sent, the state after each one,
     whether it is of a segment, and the limit that holds on. limit: (n,) of classify()."""
     holds = _HELD[limit]
-    at = np.flatnonzero((piece["location"] == _CONG_STATE) & (state != ESTABLISHED))
+    at = np.flatnonzero((piece["location"] == Location.CONG_STATE) & (state != State.ESTABLISHED))
     there = {name: values[at] for name, values in piece.columns.items()}
-    lost = there["callvalue"] >= RECOVERY
+    lost = there["callvalue"] >= CaState.RECOVERY
     over = np.where(holds[at] == NUMBER["recovery"], tighter_window(there), holds[at])
     holds[at] = np.where(lost, NUMBER["recovery"], over)
     # A timer that finds no loss, and what it sends, change nothing: what held goes on.
-    is_probe = np.isin(piece["location"], (*_TIMERS, _RETRANSMIT))
-    is_probe &= piece["ca_state"] < RECOVERY
+    is_probe = np.isin(piece["location"], (*_TIMERS, Location.RETRANSMIT))
+    is_probe &= piece["ca_state"] < CaState.RECOVERY
     return {
         "waiting": unsent(piece.columns), "after": state.astype(np.int64),
         "holds": piece.held(~is_probe, holds, kept.of("held", np.int8)),
@@ -93,7 +89,7 @@ def find(
         ~before["segment"] & ~now["segment"] & (acked > 0) & np.isin(before["after"], _SENDING)
     )
     # A FIN has a number too. Where all was sent at the first one, it only waits for its ACK.
-    wrote = (before["after"][rows] == CLOSE_WAIT) & (sent[rows] > 1)
+    wrote = (before["after"][rows] == State.CLOSE_WAIT) & (sent[rows] > 1)
     rows = rows[(before["waiting"][rows] > 1) | wrote]
     dropped = (piece["packets_out"][rows] == 0) & (piece["snd_max"][rows] != piece["snd_una"][rows])
     last = {name: values[rows] for name, values in piece.columns.items()}

@@ -14,19 +14,25 @@ from tcpkmon.formats.analysis.why import above, arrivals
 from tcpkmon.formats.analysis.why.counts import Counts, Rates
 from tcpkmon.formats.analysis.why.grouping import Grouped, Kept, Places
 from tcpkmon.formats.analysis.why.intervals import Cutter, Steps, advance
-from tcpkmon.formats.analysis.why.limits import ARRIVED, LIMITS, NUMBER
+from tcpkmon.formats.analysis.why.limits import LIMITS, NUMBER
 from tcpkmon.formats.analysis.why.losses import LossRates
 from tcpkmon.formats.analysis.why.receiving import RECEIVING
 from tcpkmon.formats.analysis.why.settling import is_settled
+from tcpkmon.formats.base.tcp import ARRIVED, CaState, Location, State
 
 NONE_32 = (1 << 32) - 1
 _EVENTS = {
-    "rto_count": 14, "loss_probes": 15, "zero_window_probes": 16, "undo_count": 17,
-    "reo_timeouts": 20, "rcvq_full": 12,
+    "rto_count": Location.RTO, "loss_probes": Location.LOSS_PROBE,
+    "zero_window_probes": Location.ZERO_WINDOW_PROBE, "undo_count": Location.CWND_UNDO,
+    "reo_timeouts": Location.REO_TIMEOUT, "rcvq_full": Location.RCVQ_FULL,
 }  # fmt: skip
 """Locations that are counted."""
-_RETRANSMIT, _STATE_CHANGE, _CONG_STATE, _ERROR = 2, 4, 5, 13
-_RESET_SENT, _RESET_RECEIVED, _DESTROY = 7, 8, 11
+_SEEN = {
+    "rst_sent": Location.RESET_SENT, "rst_received": Location.RESET_RECEIVED,
+    "destroyed": Location.DESTROY,
+}  # fmt: skip
+"""And those of which it counts that they were there."""
+_OPENING = (State.SYN_SENT, State.SYN_RECV)
 _LARGEST = {
     "cwnd_max": "snd_cwnd_segs", "ssthresh_max": "snd_ssthresh", "snd_wnd_max": "snd_wnd",
     "rcv_wnd_max": "rcv_wnd", "rcvbuf": "sk_rcvbuf", "sndbuf": "sb_hiwat",
@@ -97,17 +103,17 @@ class Fold(Kept):
         at = firsts[~seen]
         self.of("conn_id", np.uint64)[new] = piece["conn_id"][at]
         self.of("start_ns")[new] = piece.times[at]
-        changes = piece["location"][at] == _STATE_CHANGE
+        changes = piece["location"][at] == Location.STATE_CHANGE
         old, to = piece["state"][at], piece["callvalue"][at]
-        begins = changes & ((to == 2) | (to == 3) | ((to == 1) & (old == 3)))
+        begins = changes & (np.isin(to, _OPENING) | (
+            (to == State.ESTABLISHED) & (old == State.SYN_RECV)))  # fmt: skip
         self.of("lost_before")[new] = np.where(begins, 0, piece.lost[at])
         self.of("lost_until")[places] = piece.lost[lasts]
         ends = self.of("end_ns")
         ends[places] = np.maximum(ends[places], piece.times[lasts])
         self.values["records"][places] += lasts - firsts + 1
         # A connection that was accepted: what came with the SYN, and what was sent before its ACK.
-        opens = at[(piece["location"][at] == _STATE_CHANGE) & (piece["callvalue"][at] == 1)]
-        opens = opens[piece["state"][opens] == 3]
+        opens = at[changes & (to == State.ESTABLISHED) & (old == State.SYN_RECV)]
         place = piece.of_row[opens]
         self.of("bytes_received")[place] += piece["seg_len"][opens]
         self.of("bytes_sent")[place] += advance(piece["snd_max"][opens], piece["snd_una"][opens])
@@ -157,7 +163,7 @@ class Fold(Kept):
         else:
             self.srtt.add(piece.of_row[told], srtt[told])
         self._add_queue(piece, srtt)
-        shut = (piece["snd_wnd"] == 0) & (piece["state"] != 2) & (piece["state"] != 3)
+        shut = (piece["snd_wnd"] == 0) & ~np.isin(piece["state"], _OPENING)
         was_open = piece.before(piece["snd_wnd"] > 0, self.of("window_open", np.bool_))
         self._count("zero_window_count", piece.of_row[shut & was_open])
         return low
@@ -196,17 +202,18 @@ class Fold(Kept):
         np.add.at(self.of(name), places, 1)
 
     def _add_events(self, piece: Grouped) -> None:
-        at = np.flatnonzero(piece["location"] != 1)
+        at = np.flatnonzero(piece["location"] != Location.SEGMENT_RECEIVED)
         place, location = piece.of_row[at], piece["location"][at].astype(np.int64)
         callvalue, state = piece["callvalue"][at].astype(np.int64), piece["state"][at]
         for name, number in _EVENTS.items():
             self._count(name, place[location == number])
-        again = location == _RETRANSMIT
+        again = location == Location.RETRANSMIT
         ca_state = piece["ca_state"][at]
-        opening = (state == 2) | (state == 3)
+        opening = np.isin(state, _OPENING)
         causes = {
-            "syn_retrans": opening, "retrans_rto": ~opening & (ca_state == 4),
-            "retrans_fast": ~opening & (ca_state == 3), "retrans_tlp": ~opening & (ca_state < 3),
+            "syn_retrans": opening, "retrans_rto": ~opening & (ca_state == CaState.LOSS),
+            "retrans_fast": ~opening & (ca_state == CaState.RECOVERY),
+            "retrans_tlp": ~opening & (ca_state < CaState.RECOVERY),
         }  # fmt: skip
         sizes = np.where(again, piece["seg_len"][at].astype(np.int64), 0)
         # A record can be of several segments, which the kernel sent at once.
@@ -215,36 +222,38 @@ class Fold(Kept):
             chosen = again & mask
             np.add.at(self.of(name), place[chosen], segments[chosen])
         np.add.at(self.of("retrans_len"), place, sizes)
-        self._count("recoveries", place[(location == _CONG_STATE) & (callvalue == 3)])
-        for name, number in (("rst_sent", _RESET_SENT), ("rst_received", _RESET_RECEIVED),
-                             ("destroyed", _DESTROY)):  # fmt: skip
+        recovers = (location == Location.CONG_STATE) & (callvalue == CaState.RECOVERY)
+        self._count("recoveries", place[recovers])
+        for name, number in _SEEN.items():
             self.of(name, np.bool_)[place[location == number]] = True
-        failed = (location == _ERROR) & (callvalue != 0)
+        failed = (location == Location.SOCKET_ERROR) & (callvalue != 0)
         self.of("errno")[place[failed]] = callvalue[failed]
-        changes = np.flatnonzero(location == _STATE_CHANGE)
+        changes = np.flatnonzero(location == Location.STATE_CHANGE)
         if len(changes):
             self._add_changes(piece, at[changes], place[changes], state[changes],
                               callvalue[changes])  # fmt: skip
 
     def _add_changes(self, piece: Grouped, at: Array, place: Array, old: Array, new: Array) -> None:
         """Changes of state: who opened and who closed, and where the data ended."""
-        calls, told = new == 2, (new == 2) | ((new == 1) & (old != 2))
+        calls = new == State.SYN_SENT
+        told = calls | ((new == State.ESTABLISHED) & (old != State.SYN_SENT))
         self.of("role", np.int8)[place[told]] = np.where(calls[told], ACTIVE, PASSIVE)
-        opened = new == 1
+        opened = new == State.ESTABLISHED
         self.of("established_ns")[place[opened]] = piece.times[at[opened]]
-        closes = (old == 1) & ((new == 4) | (new == 8))
-        by = np.where(new[closes] == 4, FIN_LOCAL, FIN_REMOTE)
+        closes = (old == State.ESTABLISHED) & np.isin(new, (State.FIN_WAIT1, State.CLOSE_WAIT))
+        by = np.where(new[closes] == State.FIN_WAIT1, FIN_LOCAL, FIN_REMOTE)
         self.of("closed_by", np.int8)[place[closes]] = by
         # Before the FIN is queued: the end of what the application wrote. MPTCP sets a state twice.
-        ends = ((new == 4) | (new == 9)) & (new != old)
+        ends = np.isin(new, (State.FIN_WAIT1, State.LAST_ACK)) & (new != old)
         data_end = piece["snd_una"][at] + piece["snd_sb_cc"][at].astype(np.uint32)
         self.of("data_end")[place[ends]] = data_end[ends]
         self.of("has_data_end", np.bool_)[place[ends]] = True
-        waits = new == 5
+        waits = new == State.FIN_WAIT2
         self.of("fin_wait_rcv")[place[waits]] = piece["rcv_nxt"][at[waits]]
-        ended = (old == 5) & (new == 7)
+        ended = (old == State.FIN_WAIT2) & (new == State.CLOSE)
         ended[ended] = piece["rcv_nxt"][at[ended]] != self.values["fin_wait_rcv"][place[ended]]
-        self.of("fin_received", np.bool_)[place[ended | (new == 8) | (new == 11)]] = True
+        came = ended | np.isin(new, (State.CLOSE_WAIT, State.CLOSING))
+        self.of("fin_received", np.bool_)[place[came]] = True
 
     def _add_silence(self, piece: Grouped) -> None:
         """Timeouts of the same data one after the other, and when the last segment arrived."""
@@ -252,7 +261,8 @@ class Fold(Kept):
         heard = self.of("heard_ns")
         heard[piece.of_row[arrived]] = piece.times[arrived]
         arrivals.add_quiet(self.of, piece, arrived[piece["seg_len"][arrived] > 0])
-        again = np.flatnonzero((piece["location"] == _RETRANSMIT) & (piece["ca_state"] == 4))
+        is_rto = (piece["location"] == Location.RETRANSMIT) & (piece["ca_state"] == CaState.LOSS)
+        again = np.flatnonzero(is_rto)
         self.of("rto_bytes")[piece.of_row[again]] = piece["seg_len"][again]
         una, run, since = self.of("rto_una"), self.of("rto_run"), self.of("rto_since_ns")
         for at in np.flatnonzero(piece["location"] == _EVENTS["rto_count"]).tolist():
@@ -281,7 +291,8 @@ class Fold(Kept):
         """Times that a full window waited for an ACK, much longer than the path takes."""
         late = self.of("late_ack_ns")
         at = np.flatnonzero((steps.end_ns - steps.start_ns > _LATE_NS) & (steps.lost == 0))
-        at = at[np.isin(steps.limit[at], _BY_ACK) & (piece["location"][at] == 1)]
+        by_ack = piece["location"][at] == Location.SEGMENT_RECEIVED
+        at = at[np.isin(steps.limit[at], _BY_ACK) & by_ack]
         spans = steps.end_ns[at] - steps.start_ns[at]
         least = piece["min_rtt_us"][at].astype(np.int64) * 1000
         mean = piece["srtt_us"][at].astype(np.int64) * 1000

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from tcpkmon.formats.analysis.arrays import Array, Mask
 from tcpkmon.formats.analysis.why.clocks import FIRST_TX, NEXT_TX, age_ns
 from tcpkmon.formats.analysis.why.grouping import Grouped, Kept
-from tcpkmon.formats.analysis.why.limits import ARRIVED, NUMBER, has_room, is_full, unsent
+from tcpkmon.formats.analysis.why.limits import NUMBER, has_room, is_full, unsent
 from tcpkmon.formats.analysis.why.parting import Cuts
 from tcpkmon.formats.analysis.why.quiet import BY_ACK
+from tcpkmon.formats.base.tcp import ARRIVED, Location
 
-_LOSS_PROBE = 15
 _HELD_NS = 1_000_000
 """A writer that goes on does so sooner."""
 _LATE_ACK_NS = 50_000_000
@@ -48,7 +48,7 @@ def probed(
     before: what the snapshots before had, with `waiting`.
     """
     then, flew = kept.of("probe_una", np.uint32), kept.of("probed", np.bool_)
-    is_probe = piece["location"] == _LOSS_PROBE
+    is_probe = piece["location"] == Location.LOSS_PROBE
     if not is_probe.any() and not flew[piece.places].any():
         return np.zeros(0, np.int64)
     una = piece["snd_una"].astype(np.uint32, copy=False)

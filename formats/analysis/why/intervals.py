@@ -22,9 +22,7 @@ from tcpkmon.formats.analysis.why import clocks, closing
 from tcpkmon.formats.analysis.why.grouping import Grouped, Kept, Places, grown
 from tcpkmon.formats.analysis.why.holding import held_back, probed, was_full
 from tcpkmon.formats.analysis.why.limits import (
-    ESTABLISHED,
     NUMBER,
-    SYN_SENT,
     classify,
     in_flight,
     is_paced,
@@ -36,6 +34,7 @@ from tcpkmon.formats.analysis.why.quiet import mostly_quiet
 from tcpkmon.formats.analysis.why.receiving import NEEDS, waits_of
 from tcpkmon.formats.analysis.why.snapshots import Snapshots
 from tcpkmon.formats.base.sequence import ahead_of
+from tcpkmon.formats.base.tcp import Location, State
 
 INTERVAL = np.dtype(
     [
@@ -55,8 +54,6 @@ _BYTES = np.dtype(f"V{INTERVAL.itemsize}")
 _SUMS = ("bytes_sent", "bytes_acked", "bytes_received", "records", "lost_records", "certain_ns",
          "paceable")  # fmt: skip
 _NO_STEP = -1
-_STATE_CHANGE = 4
-_CLOSE = 7
 
 
 @dataclass(frozen=True)
@@ -109,10 +106,10 @@ class Cutter:
         piece = clocks.without_false_probes(piece)
         now = {name: piece.columns[name] for name in ("snd_max", "snd_una", "rcv_nxt")}
         state = np.where(
-            piece["location"] == _STATE_CHANGE, piece["callvalue"], piece["state"]
+            piece["location"] == Location.STATE_CHANGE, piece["callvalue"], piece["state"]
         )  # fmt: skip
         # Before the handshake is over, the sequence numbers are not chosen yet.
-        unnumbered = (state == SYN_SENT) | (state == _CLOSE)
+        unnumbered = (state == State.SYN_SENT) | (state == State.CLOSE)
         written = (now["snd_una"] + piece["snd_sb_cc"]).astype(np.uint32, copy=False)
         kept = self._kept
         paces = clocks.paces(piece)
@@ -128,8 +125,9 @@ class Cutter:
         )
         for bytes_of in (sent, acked, received):
             bytes_of[before["unnumbered"]] = 0
-        opens = np.flatnonzero((piece["location"] == _STATE_CHANGE) & (state == ESTABLISHED))
-        opens = opens[piece["state"][opens] == SYN_SENT]
+        opens = piece["location"] == Location.STATE_CHANGE
+        opens = np.flatnonzero(opens & (state == State.ESTABLISHED))
+        opens = opens[piece["state"][opens] == State.SYN_SENT]
         acked[opens] = piece["seg_len"][opens]
         sent[opens] = acked[opens] + advance(now["snd_max"][opens], now["snd_una"][opens])
         unseen = closing.find(piece, limit, before, now, sent, acked)

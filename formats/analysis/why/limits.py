@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.base.tcp import CaState, Location, State
 
 Columns = Mapping[str, Array]
 
@@ -26,13 +27,8 @@ NUMBER = {name: number for number, name in enumerate(LIMITS)}
 FAMILY = {"idle": "app", "nagle": "app", "zero_window": "rwnd", "slow_start": "cwnd"}
 """The limit of which another is a part."""
 
-ESTABLISHED, SYN_SENT, SYN_RECV, CLOSE, CLOSE_WAIT = 1, 2, 3, 7, 8
-RECOVERY, LOSS = 3, 4
-RTO = 14
-ARRIVED = (1, 21)
-"""Locations: SEGMENT_RECEIVED, SEGMENT_CLOSING."""
-LOSS_TIMERS = (RTO, 15, 20)
-"""And the loss probe, and RACK's reordering: what fires them is a loss that no ACK told."""
+LOSS_TIMERS = (Location.RTO, Location.LOSS_PROBE, Location.REO_TIMEOUT)
+"""What fires them is a loss that no ACK told."""
 _UNPACED = (1 << 64) - 1
 _BBR_STARTUP = 1
 DELAYED = 2
@@ -99,11 +95,11 @@ def classify(
     if "sk_nospace" in columns:
         was_full = was_full & (columns["sk_nospace"] > 0)
     rules = (
-        ("opening", (state == SYN_SENT) | (state == SYN_RECV)),
+        ("opening", (state == State.SYN_SENT) | (state == State.SYN_RECV)),
         ("rto_wait", np.isin(columns["location"], LOSS_TIMERS)),
-        ("recovery", (columns["ca_state"] == RECOVERY) | (columns["ca_state"] == LOSS)),
-        ("closing", (state != ESTABLISHED) & (state != CLOSE_WAIT)
-                    & ((waiting == 0) | (state == CLOSE))),
+        ("recovery", np.isin(columns["ca_state"], (CaState.RECOVERY, CaState.LOSS))),
+        ("closing", (state != State.ESTABLISHED) & (state != State.CLOSE_WAIT)
+                    & ((waiting == 0) | (state == State.CLOSE))),
         ("zero_window", (columns["snd_wnd"] == 0) & (waiting > 0)),
         ("rwnd", (waiting > 0) & (room < np.minimum(mss, waiting)) | (deferred & (room < free))),
         ("sndbuf", (waiting < mss) & was_full),

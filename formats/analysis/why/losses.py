@@ -12,9 +12,8 @@ import numpy as np
 from tcpkmon.formats.analysis.arrays import Array, runs, shifted
 from tcpkmon.formats.analysis.why.counts import Counts
 from tcpkmon.formats.analysis.why.grouping import Grouped, Kept, Places
-from tcpkmon.formats.analysis.why.limits import RECOVERY
+from tcpkmon.formats.base.tcp import CaState, Location
 
-_CONG_STATE = 5
 _LEAST_SEGMENTS = 20
 """Of fewer between two losses the rate is that of a burst."""
 _LEAST_RATES = 5
@@ -30,8 +29,9 @@ class LossRates:
 
     def add(self, piece: Grouped) -> None:
         """The next snapshots."""
-        begins = (piece["location"] == _CONG_STATE) & (piece["callvalue"] >= RECOVERY)
-        at = np.flatnonzero(begins & (piece["ca_state"] < RECOVERY))
+        begins = piece["location"] == Location.CONG_STATE
+        begins &= piece["callvalue"] >= CaState.RECOVERY
+        at = np.flatnonzero(begins & (piece["ca_state"] < CaState.RECOVERY))
         if not len(at):
             return
         of = self._kept.of

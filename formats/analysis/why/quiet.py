@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why.grouping import Grouped, Kept
 from tcpkmon.formats.analysis.why.limits import DELAYED, LOSS_TIMERS, NUMBER, in_flight
+from tcpkmon.formats.base.tcp import Location
 
-_OVERDUE = (2, 16)
+_OVERDUE = (Location.RETRANSMIT, Location.ZERO_WINDOW_PROBE)
 """A segment was sent again, or a window probed: no ACK bounds when the application wrote."""
 _TIMER_NS = 250_000_000
 """A timer that finds the first loss fires at most so long, and three round trips, after it."""

@@ -14,12 +14,12 @@ from tcpkmon.formats.analysis.arrays import Array, Mask, shifted
 from tcpkmon.formats.analysis.why.grouping import Grouped, Kept
 from tcpkmon.formats.analysis.why.snapshots import OF_RECEIVERS
 from tcpkmon.formats.base.sequence import ahead_of
+from tcpkmon.formats.base.tcp import Location
 
 RECEIVING = ("rx_app", "rx_autotune", "rx_reorder")
 """The names by number. Beside the limits of what a connection sends: both directions may wait."""
 RTT, NEEDS = OF_RECEIVERS
 NOTHING = -1
-_SEGMENT_RECEIVED = 1
 _FULL = 0.6
 """Of the window, that arrives in a round trip: more is a window that limits. Autotuning, where it
 keeps up, makes the window twice what arrives."""
@@ -37,7 +37,7 @@ def waits_of(piece: Grouped, kept: Kept) -> NDArray[np.int8]:
     snapshot, or NOTHING."""
     window = piece["rcv_wnd"].astype(np.int64)
     unread = piece["rcv_sb_cc"].astype(np.int64)
-    is_segment = piece["location"] == _SEGMENT_RECEIVED
+    is_segment = piece["location"] == Location.SEGMENT_RECEIVED
     ahead = ahead_of(piece["seg_seq"], piece["rcv_nxt"]) > 0
     length = np.where(is_segment & ~ahead, piece["seg_len"], 0).astype(np.int64)
     now: dict[str, Array] = {

@@ -14,8 +14,8 @@ import numpy as np
 
 from tcpkmon.formats.analysis.arrays import Mask
 from tcpkmon.formats.analysis.why.grouping import Grouped, Kept
+from tcpkmon.formats.base.tcp import Location
 
-_EXISTING = 226
 _LOST_US = 900_000
 """A SYN and a SYN-ACK are sent again after a second."""
 
@@ -29,5 +29,5 @@ def is_settled(piece: Grouped, kept: Kept) -> Mask:
     before = piece.before(srtt, last)
     is_new = (before == 0) & (srtt > 0)
     settles = np.where(is_new, srtt < _LOST_US, (srtt > before) & (before > 0))
-    settles |= piece["location"] == _EXISTING
+    settles |= piece["location"] == Location.EXISTING
     return piece.held(settles, settles, known)

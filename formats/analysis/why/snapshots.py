@@ -15,6 +15,7 @@ from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.base.control import is_control
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reader import Reader
+from tcpkmon.formats.base.tcp import State
 from tcpkmon.formats.base.whose import GroupPart, Groups
 from tcpkmon.formats.klogger import merge_logs
 from tcpkmon.formats.klogger.batch import LogBatch, facts_of
@@ -27,7 +28,6 @@ from tcpkmon.formats.verify import find_unseen
 Note = Callable[[Array, Array, Array], None]
 """Takes (n,) begins, ends [ns] and numbers of what is missing."""
 SNAPSHOT = "SNAPSHOT"
-_CLOSE, _LISTEN = 7, 10
 NEEDED = (
     "conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state", "ca_state",
     "snd_una", "snd_max", "snd_sb_cc", "snd_wnd", "snd_cwnd_segs", "snd_ssthresh", "mss",
@@ -300,8 +300,8 @@ def _part(settings: Any, group: str, name: str) -> Any:
 def _is_connection(columns: dict[str, Array]) -> NDArray[np.bool_]:
     """Snapshots of connections that are known; those of listeners, also closed ones, are none."""
     state = columns["state"]
-    closed = (state == _CLOSE) & (columns["rport"] == 0)
-    return np.asarray((columns["conn_id"] != 0) & (state != _LISTEN) & ~closed)
+    closed = (state == State.CLOSE) & (columns["rport"] == 0)
+    return np.asarray((columns["conn_id"] != 0) & (state != State.LISTEN) & ~closed)
 
 
 class _Gaps:

@@ -21,10 +21,10 @@ from tcpkmon.formats.analysis.log import open_log
 from tcpkmon.formats.analysis.stalls import find_stalls
 from tcpkmon.formats.analysis.why.assemble import Table
 from tcpkmon.formats.analysis.why.snapshots import Source
+from tcpkmon.formats.base.tcp import Location
 from tcpkmon.formats.klogger.logs import Logs
 
 _LEAST_SHARE = 0.05
-_SEND_CALL, _RECEIVE_CALL = 9, 10
 _IDLE = {"sleeps: poll", "sleeps: futex", "sleeps: wait", "sleeps: other"}
 _SAID = {
     RUNNING: "ran", CPU_WAIT: "waited for a CPU", "sleeps: disk": "waited for the disk",
@@ -146,14 +146,16 @@ def _callers(snapshots: EventTable, switched_in: EventTable) -> Callers:
     A call is recorded on the CPU on which its thread runs.
     """
     found: Callers = {}
-    calls = snapshots.take(np.isin(snapshots["location"], (_SEND_CALL, _RECEIVE_CALL)))
+    is_call = np.isin(snapshots["location"], (Location.SEND_CALL, Location.RECEIVE_CALL))
+    calls = snapshots.take(is_call)
     for cpu in np.unique(calls.cpus).tolist():
         mine = calls.take(calls.cpus == cpu)
         runs = switched_in.take(switched_in.cpus == cpu)
         at = np.searchsorted(runs.times_ns, mine.times_ns, "right") - 1
         known = at >= 0
         mine, tids = mine.take(known), runs["pid"][at[known]]
-        keys = np.stack([mine["conn_id"].astype(np.int64), mine["location"] == _RECEIVE_CALL, tids])
+        is_receive = mine["location"] == Location.RECEIVE_CALL
+        keys = np.stack([mine["conn_id"].astype(np.int64), is_receive, tids])
         rows, counts_of = np.unique(keys.T, axis=0, return_counts=True)
         for (conn_id, receives, tid), count in zip(rows.tolist(), counts_of.tolist(), strict=True):
             counts = found.setdefault((conn_id, bool(receives)), {})

@@ -8,19 +8,11 @@ from itertools import pairwise
 
 from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.tcp import ARRIVED, Location, State
 from tcpkmon.formats.export.packetdrill.reading import Recorded, Row
 from tcpkmon.formats.export.packetdrill.settling import settle
-from tcpkmon.formats.export.packetdrill.walking import (
-    ARRIVED,
-    ESTABLISHED,
-    LOCKED,
-    RETRANSMIT,
-    STATE_CHANGE,
-    Event,
-    Walk,
-)
+from tcpkmon.formats.export.packetdrill.walking import LOCKED, Event, Walk
 
-_SYN_SENT, _SYN_RECV, _LISTEN = 2, 3, 10
 _INFINITE = (1 << 31) - 1
 _LEAD_NS = 200_000_000
 """From the begin of the script to the connection's first event: room for what is set up."""
@@ -74,8 +66,9 @@ class _Script:
         self._rows = found.rows
         if options.until_ns is not None:
             self._rows = [row for row in self._rows if row["ns"] <= options.until_ns]
-        opened = [at for at, row in enumerate(self._rows) if row["location"] == STATE_CHANGE
-                  and row["callvalue"] == ESTABLISHED]  # fmt: skip
+        opened = [at for at, row in enumerate(self._rows)
+                  if row["location"] == Location.STATE_CHANGE
+                  and row["callvalue"] == State.ESTABLISHED]  # fmt: skip
         self._opened = opened[0] if opened else -1
         self._is_part = self._opened < 0 or (
             options.since_ns is not None and options.since_ns > self._rows[self._opened]["ns"]
@@ -87,10 +80,11 @@ class _Script:
         )
         if not self._after:
             raise FileError(f"connection {found.name} has no record in that time")
-        self._is_client = not self._is_part and self._first["state"] == _SYN_SENT
+        self._is_client = not self._is_part and self._first["state"] == State.SYN_SENT
         self._fd = 3 if self._is_client else 4
         self._syns = [row["ns"] for row in self._rows[: self._opened] if self._is_client
-                      and row["location"] == RETRANSMIT and row["state"] == _SYN_SENT]  # fmt: skip
+                      and row["location"] == Location.RETRANSMIT
+                      and row["state"] == State.SYN_SENT]  # fmt: skip
         """When the SYN was sent again."""
 
     def _find_start(self) -> int:
@@ -151,8 +145,9 @@ class _Script:
     def _begin_ns(self) -> int:
         """When the connection's first packet comes or goes."""
         if self._is_client:
-            syn = [row for row in self._rows[: self._opened] if row["location"] == STATE_CHANGE
-                   and row["callvalue"] == _SYN_SENT]  # fmt: skip
+            syn = [row for row in self._rows[: self._opened]
+                   if row["location"] == Location.STATE_CHANGE
+                   and row["callvalue"] == State.SYN_SENT]  # fmt: skip
             if syn:
                 return syn[0]["ns"]
         times = 2 if self._is_part else 1
@@ -305,7 +300,7 @@ def _ms(ns: int) -> str:
 def _is_calm(row: Row) -> bool:
     """Whether a connection in this state can be made anew."""
     return (
-        row["location"] in ARRIVED and row["state"] == ESTABLISHED and row["ca_state"] == 0
+        row["location"] in ARRIVED and row["state"] == State.ESTABLISHED and row["ca_state"] == 0
         and not (row["sacked_out"] or row["lost_out"] or row["retrans_out"])
         and row["srtt_us"] > 0
     )  # fmt: skip

@@ -11,15 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from tcpkmon.formats.base.tcp import CA_STATES, CaState
 from tcpkmon.formats.export.packetdrill.walking import Event
 
 TRAIN_NS = 2_000_000
 """ACKs are of one train if the next one comes sooner."""
-_DISORDER = 1
 _MOST_BYTES = 60_000
 """Of a packet in a script."""
 _CA_STATE, _UNACKED = "tcpi_ca_state", "tcpi_unacked"
-_CA = tuple(f"TCP_CA_{name}" for name in ("Open", "Disorder", "CWR", "Recovery", "Loss"))
+_CA = tuple(f"TCP_CA_{name}" for name in CA_STATES)
 
 
 def settle(events: Sequence[Event], most_ns: int) -> Iterator[Event]:
@@ -36,7 +36,7 @@ def settle(events: Sequence[Event], most_ns: int) -> Iterator[Event]:
         if held and event.at_ns - held[0].at_ns > most_ns:
             close = False
         if asserts:
-            is_open = event.values.get(_CA_STATE, 0) <= _DISORDER
+            is_open = event.values.get(_CA_STATE, 0) <= CaState.DISORDER
         if event.text.startswith("> .") and not event.note and is_open:
             held.append(event)
             continue

@@ -13,19 +13,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tcpkmon.formats.base.sequence import ahead
+from tcpkmon.formats.base.tcp import ARRIVED, Location, State
 from tcpkmon.formats.export.packetdrill.reading import Row
 from tcpkmon.formats.export.packetdrill.sacks import Board
 
-RECEIVED, RETRANSMIT, STATE_CHANGE, CONG_STATE = 1, 2, 4, 5
-RESET_SENT, RESET_RECEIVED, DESTROY, RTO, LOSS_PROBE, ZERO_PROBE, UNDO = 7, 8, 11, 14, 15, 16, 17
-REORDERING, CLOSING = 20, 21
-ARRIVED = (RECEIVED, CLOSING)
-LOCKED = (RECEIVED, RETRANSMIT, STATE_CHANGE, CONG_STATE, UNDO, CLOSING, DESTROY)
+LOCKED = (
+    *ARRIVED, Location.RETRANSMIT, Location.STATE_CHANGE, Location.CONG_STATE, Location.CWND_UNDO,
+    Location.DESTROY,
+)  # fmt: skip
 """Locations whose state is of one moment."""
-_TIMERS = {RTO: "retransmission", LOSS_PROBE: "loss probe's", ZERO_PROBE: "window probe's",
-           REORDERING: "reordering"}  # fmt: skip
+_TIMERS = {
+    Location.RTO: "retransmission", Location.LOSS_PROBE: "loss probe's",
+    Location.ZERO_WINDOW_PROBE: "window probe's", Location.REO_TIMEOUT: "reordering",
+}  # fmt: skip
+_CLOSES = (State.FIN_WAIT1, State.LAST_ACK)
+_GONE = (State.TIME_WAIT, State.CLOSE)
+_READS = (State.ESTABLISHED, State.FIN_WAIT1, State.FIN_WAIT2)
 _FIN, _PSH, _ACK, _URG, _ECE, _CWR = 1, 8, 16, 32, 64, 128
-ESTABLISHED, FIN_WAIT1, LAST_ACK = 1, 4, 9
 _UNSCALED = 65535
 _TICKS = 2
 """After a timer, events come so much later: it expires at a tick, and an answer to what it sent
@@ -99,10 +103,10 @@ class Walk:
             if row["location"] in _TIMERS:
                 self._add(row["ns"], row["ns"], "",
                           f"the {_TIMERS[row['location']]} timer expires")  # fmt: skip
-                self._probing |= row["location"] == ZERO_PROBE
+                self._probing |= row["location"] == Location.ZERO_WINDOW_PROBE
                 self._timed = True
-            if row["location"] not in LOCKED and row["location"] not in (RESET_SENT,
-                                                                         RESET_RECEIVED):
+            if row["location"] not in LOCKED and row["location"] not in (Location.RESET_SENT,
+                                                                         Location.RESET_RECEIVED):
                 continue
             if missing := row["lost"] - self._last["lost"]:
                 if not self._misses_nothing(row):
@@ -120,7 +124,7 @@ class Walk:
         script is made happened."""
         last = self._last
         arrived = int(row["location"] in ARRIVED)
-        again = int(row["location"] == RETRANSMIT)
+        again = int(row["location"] == Location.RETRANSMIT)
         return (row["segs_in"] - last["segs_in"] == arrived
                 and row["total_retrans"] == last["total_retrans"] and not again)  # fmt: skip
 
@@ -139,7 +143,7 @@ class Walk:
         seq = self._sent
         if self._probing and pure > self._pure:
             seq, self._probing = self._out(row["snd_una"]) - 1, False
-        again = row["location"] == RETRANSMIT
+        again = row["location"] == Location.RETRANSMIT
         if pure > self._pure and not self._closed:
             many = pure - self._pure > 1 and row["rcv_nxt"] != self._last["rcv_nxt"]
             for _ in range(pure - self._pure):
@@ -163,7 +167,8 @@ class Walk:
             self._retransmits(row)
 
     def _reads(self, row: Row, begin: int) -> None:
-        if (size := ahead(row["copied_seq"], self._read)) > 0 and self._last["state"] in (1, 4, 5):
+        size = ahead(row["copied_seq"], self._read)
+        if size > 0 and self._last["state"] in _READS:
             fin = ahead(row["copied_seq"], self._last["rcv_nxt"]) > 0
             if (size := size - fin) > 0:
                 self._add(begin, begin, f"read({self._descriptor}, ..., {size}) = {size}")
@@ -202,22 +207,24 @@ class Walk:
                 self.shift_ns += _TICKS * self._tick_ns
             self._assert(row)
             self._arrives(row, after or row)
-        elif where == STATE_CHANGE and row["callvalue"] in (FIN_WAIT1, LAST_ACK):
+        elif where == Location.STATE_CHANGE and row["callvalue"] in _CLOSES:
             self._closed = True
             self._add(row["ns"], row["ns"], f"shutdown({self._descriptor}, SHUT_WR) = 0")
             if not self._sees_closing:
                 self._ends_here(row)
                 return True
-        elif where == RESET_RECEIVED:
+        elif where == Location.RESET_RECEIVED:
             self._add(row["ns"], row["ns"], f"< R. {self._in(row['rcv_nxt'])}:"
                       f"{self._in(row['rcv_nxt'])}(0) ack {self._out(row['snd_nxt'])} win 0",
                       "assumed: the numbers of the reset, of which only the time is "
                       "recorded")  # fmt: skip
             return True
-        elif where == RESET_SENT:
+        elif where == Location.RESET_SENT:
             self._add(row["ns"], row["ns"], "", "a reset is sent: the script ends here")
             return True
-        return where == DESTROY or (where == STATE_CHANGE and row["callvalue"] in (6, 7))
+        return where == Location.DESTROY or (
+            where == Location.STATE_CHANGE and row["callvalue"] in _GONE
+        )
 
     def _ends_here(self, row: Row) -> None:
         """Of what arrives from now on the capture has nothing."""
@@ -228,7 +235,7 @@ class Walk:
                   "is not recorded here (SEGMENT_CLOSING)")  # fmt: skip
 
     def _assert(self, row: Row) -> None:
-        if row["state"] != ESTABLISHED:
+        if row["state"] != State.ESTABLISHED:
             return
         values = {name: row[key] for key, name in self._asserted.items()}
         at = row["ns"] + self.shift_ns
