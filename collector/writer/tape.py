@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from tcpkmon.collector.sequencer.ordered_batch import Ordered
 from tcpkmon.collector.writer.capture_info import CaptureInfo
@@ -105,6 +106,13 @@ class Beginning:
     known: int = 0
     recorder: Mapping[str, object] | None = None
     written: Written | None = None
+
+    @property
+    def named_ns(self) -> int:
+        """The time of day in its name: when it begins; of a dump, when its first trigger fired."""
+        if self.recorder is None:
+            return self.clock.realtime_ns
+        return self.clock.realtime_ns + cast(int, self.recorder["at_ns"]) - self.clock.mono_ns
 
     @property
     def items(self) -> list[Item]:

@@ -78,7 +78,7 @@ class Writer(Appender):
             self._forget(first.written)
         number = self.written.segment + (last is not None)
         try:
-            fd = segments.open(number, first.clock.realtime_ns)
+            fd = segments.open(number, first.named_ns)
         except (OSError, FileError) as error:
             self.written.rotation_error = error
             return

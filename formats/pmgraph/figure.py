@@ -168,6 +168,9 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         }
         if line.upper is not None:
             draw_bars(axes, line, look)
+        elif line.filled:
+            axes.fill_between(line.times, line.values, step="post", alpha=0.3, linewidth=0,
+                              color=look["color"], label=look["label"], zorder=1.5)  # fmt: skip
         elif line.steps:
             dash = DASHES[index // len(PALETTE) % len(DASHES)]
             if panel.overlaid:

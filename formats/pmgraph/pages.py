@@ -40,6 +40,8 @@ class Line:
     """(n,) the upper ends where it is bars from `values` up, else None"""
     colour: int = -1
     """its number in the palette; -1: that of its place"""
+    filled: bool = False
+    """down to 0, under the lines: what lies on it stays in sight"""
 
     def heights_at(self, times: Array) -> Array:
         """The values of the steps at these times (before the first step: its value)."""

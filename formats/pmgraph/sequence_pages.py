@@ -59,13 +59,14 @@ def broken(times: Array, values: Array, spans: Spans) -> tuple[Array, Array]:
 def _page(one: Drawn) -> Page:
     found, spans = one.found, one.spans
 
-    def lines(*parts: tuple[str, str, int]) -> tuple[Line, ...]:
+    def lines(*parts: tuple[str, str, int], scale: float = 1) -> tuple[Line, ...]:
         made = []
         for name, label, colour in parts:
             if name in found.curves:
                 times, values = broken(*found.curves[name].points(), spans)
                 if np.isfinite(values).any():
-                    made.append(Line(label, times, values, True, 0, colour=colour))
+                    made.append(Line(label, times, values * scale, True, 0, colour=colour,
+                                     filled=name == "flight"))  # fmt: skip
         return tuple(made)
 
     def bars(name: str, label: str) -> tuple[Line, ...]:
@@ -99,10 +100,10 @@ def _page(one: Drawn) -> Page:
             ("snd_wnd", "peer's window", _ORANGE), ("sacked_bytes", "sacked", _PURPLE),
             ("lost_bytes", "lost", _RED),
         ), is_count=True, overlaid=True),
-        Panel("round trip (s)", lines(
+        Panel("round trip (ms)", lines(
             ("srtt", "smoothed RTT", _BLUE), ("min_rtt", "least RTT", _GREEN),
-            ("queueing", "queueing", _RED),
-        ), is_count=True, overlaid=True),
+            ("queueing", "queueing", _RED), scale=1e3,
+        ), overlaid=True),
         Panel("rate (bit/s)", _rates(found, spans), is_count=True, overlaid=True),
         Panel("buffers (bytes)", lines(
             ("snd_sb_cc", "send: not acknowledged", _BLUE),
@@ -132,14 +133,21 @@ def _rates(found: Sequence, spans: Spans) -> tuple[Line, ...]:
         times, values = found.curves[name].points() if name in found.curves else (edges[:0],) * 2
         if len(times) < 2 or not values[-1] > values[0]:
             continue
-        at = values[np.maximum(np.searchsorted(times, edges, side="right") - 1, 0)]
+        at = _values_at(edges, times, values)
+        if name == "acked" and "sacked_bytes" in found.curves:  # else one ACK has all of a recovery
+            sacked = _values_at(edges, *found.curves["sacked_bytes"].points())
+            at = np.maximum.accumulate(at + sacked)
         rate = np.maximum(np.diff(at), 0) / np.diff(edges) * 8
         rate[unknown] = np.nan
         made.append(Line(label, edges, np.r_[rate, rate[-1]], True, 0))
     return tuple(made)
 
 
+def _values_at(edges: Array, times: Array, values: Array) -> Array:
+    return values[np.maximum(np.searchsorted(times, edges, side="right") - 1, 0)]
+
+
 _RATES: Many[tuple[str, str]] = (
-    ("all_sent", "throughput: sent, all"), ("acked", "goodput: acknowledged"),
+    ("all_sent", "throughput: sent, all"), ("acked", "goodput: acknowledged or SACKed"),
     ("rcv_nxt", "goodput: received"),
 )  # fmt: skip

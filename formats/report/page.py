@@ -146,7 +146,7 @@ def _table(title: str, names: tuple[str, ...], rows: str) -> str:
 
 def _cell(value: Any) -> str:
     if value is None:
-        return ""
+        return "\u2013"
     return f"{value:,}" if type(value) is int else _text(value)
 
 

@@ -17,7 +17,7 @@ from tcpkmon.formats.base.sequence import ahead_of
 from tcpkmon.formats.base.tcp import Location, State
 
 Array = NDArray[Any]
-NAMES = ("sent, new and again", "goodput: acknowledged", "goodput: received")
+NAMES = ("sent, new and again", "goodput: acknowledged or SACKed", "goodput: received")
 _COLUMNS = ("snd_max", "snd_una", "rcv_nxt")
 _MOST, _LEAST_NS = 250, 1_000_000
 
@@ -35,6 +35,7 @@ class Rates:
         self._bytes = np.zeros((len(NAMES), count + 1))  # until each edge
         self._sums = np.zeros((len(NAMES), 1))
         self._numbers: list[Array] | None = None
+        self._acked = self._delivered = 0.0
         self._time = 0.0
 
     def add(self, piece: why.Snapshots, begins: Array, ends: Array) -> None:
@@ -54,6 +55,12 @@ class Rates:
         steps = np.stack([ahead_of(values, np.r_[last, values[:-1]])
                           for values, last in zip(now, before, strict=True)])  # fmt: skip
         steps = np.maximum(steps, 0).astype(np.int64)
+        # With SACK, or one ACK would have all that was delivered during a recovery.
+        acked = self._acked + np.cumsum(steps[1])
+        sacked = piece["sacked_out"][rows].astype(np.int64) * piece["mss"][rows]
+        delivered = np.maximum.accumulate(np.r_[self._delivered, acked + sacked])
+        steps[1] = np.diff(delivered)
+        self._acked, self._delivered = float(acked[-1]), float(delivered[-1])
         again = piece["location"][rows] == Location.RETRANSMIT
         steps[0] += np.where(again, piece["seg_len"][rows], 0)
         times = np.maximum.accumulate(np.r_[self._time, piece.times_ns[rows] - self._begin])

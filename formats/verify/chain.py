@@ -179,7 +179,10 @@ class _Chain:
         are_dumps = all(part.is_dump for _, _, part in capture.parts.values())
         for number in numbers:
             segment, found, part = capture.parts[number]
-            if not are_dumps:  # records are in several
+            if are_dumps:  # records are in several
+                report.entries += found.entries
+                report.size_bytes += found.size_bytes
+            else:
                 self._add(found)
             self._compare(segment, found, number)
             if segment.number != number:
@@ -207,7 +210,8 @@ class _Chain:
         report.notes += report.about_unseen(told)
         count = len(numbers)
         what = "dump(s)" if are_dumps else "segment(s)"
-        report.notes.insert(0, f"{count} {what}, number {numbers[0]} to {numbers[-1]}")
+        shared = "; a record can be in several" if are_dumps and count > 1 else ""
+        report.notes.insert(0, f"{count} {what}, number {numbers[0]} to {numbers[-1]}{shared}")
         bad = sum(1 for _, one, _ in capture.parts.values() if one.problems_total)
         if bad:
             problems.add_header(f"{bad} segment(s) do not add up")

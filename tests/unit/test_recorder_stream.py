@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,16 @@ def test_two_dumps_share_records(tmp_path: Path) -> None:
     reports = format_of(recording.folder).verify(recording.folder)
     assert [report.exit_code for report in reports] == [0, 0, 0]
     assert all(report.window for report in reports[:2])
-    assert reports[2].notes[0] == "2 dump(s), number 1 to 2"
+    whole, parts = reports[2], reports[:2]
+    assert whole.notes[0] == "2 dump(s), number 1 to 2; a record can be in several"
+    assert whole.entries == sum(part.entries for part in parts) > 0
+    assert whole.size_bytes == first.stat().st_size + second.stat().st_size
+    for path in (first, second):  # named by its first trigger, not by the first record kept
+        with tcpkmon.open(path) as capture:
+            at_ns = next(e.mono_ns for _, e in capture.controls() if isinstance(e, Trigger))
+            mono_ns, real_ns = capture.clock[:2]
+        utc = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime((at_ns - mono_ns + real_ns) // S))
+        assert f"-{utc}-" in path.name
     (asked,) = [entry for entry in entries_of(second) if isinstance(entry, Trigger)]
     assert (asked.number, asked.pid) == (0, 99)
 

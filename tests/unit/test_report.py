@@ -22,6 +22,7 @@ from tcpkmon.formats.report.courses import NONE, VALUES, Lost, merge
 from tcpkmon.formats.report.data import Report, collect
 from tcpkmon.formats.report.host import read_host
 from tcpkmon.formats.report.page import make_page
+from tcpkmon.formats.report.rates import Rates
 from tcpkmon.formats.report.tracks import Bands
 from tests.kept.make import unpack
 from tests.unit.magnet_log import write_bulk
@@ -215,6 +216,25 @@ def test_rows_of_the_host(tmp_path: Path) -> None:
     assert told == {"CPU 0": [], "CPU 1": ["woken (8)"], "page-ins": ["woken"]}
     begin, end, missing = tracks["gaps"]["CPU 0"]
     assert (begin, missing) == ([0.0], [3]) and end[0] == pytest.approx(0.1, abs=0.06)
+
+
+def test_goodput_has_what_was_sacked() -> None:
+    """A segment is lost: 20 ms of SACKs, then one ACK of everything. No time has all of it."""
+    count, mss = 40, 1000
+    acked = np.r_[np.arange(10) * mss, np.full(20, 9 * mss), (30 + np.arange(10)) * mss]
+    piece = why.Snapshots(
+        {"snd_max": acked + 10 * mss, "snd_una": acked, "rcv_nxt": np.ones(count, np.int64),
+         "sacked_out": np.r_[np.zeros(10, np.int64), np.arange(20), np.zeros(10, np.int64)],
+         "mss": np.full(count, mss), "location": np.zeros(count, np.int64),
+         "callvalue": np.zeros(count, np.int64), "state": np.ones(count, np.int64),
+         "seg_len": np.zeros(count, np.int64)},
+        np.arange(count) * 1_000_000, np.zeros(count, np.int64),
+    )  # fmt: skip
+    rates = Rates(0, count * 1_000_000)
+    rates.add(piece, np.empty(0, np.int64), np.empty(0, np.int64))
+    goodput = np.array(rates.megabits()[1], float)
+    assert goodput.sum() == pytest.approx(39 * mss * 8 / 1000, rel=1e-3)
+    assert goodput.max() <= 3 * mss * 8 / 1000  # 21 segments come in one ACK
 
 
 def test_rates_are_of_the_bytes(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ const LINES = [["#0072b2", []], ["#e69f00", [6, 4]], ["#009e73", [2, 3]],
   ["#0072b2", []], ["#d55e00", [6, 4]], ["#cc79a7", [2, 3]], ["#0072b2", []], ["#e69f00", [6, 4]]];
 const FILLS = ["#56b4e9", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#0072b2", "#b0a030"];
 const PANELS = [["Windows [segments]", [0, 1, 2], 230], ["Buffers and the peer's window [bytes]",
-  [3, 4, 5], 180], ["Round-trip time [us]", [6, 7], 160]];
+  [3, 4, 5], 180], ["Round-trip time [ms]", [6, 7], 160]];
 const ROW = 20;
 const LETTERS = { 2: "R", 3: "Y", 7: "X", 8: "X", 12: "Q", 13: "E", 14: "T", 15: "P", 16: "Z",
   17: "U", 20: "O" };
@@ -33,7 +33,7 @@ const PLAIN = /^(conn_id|lport|rport)$/;
 let sorted = -1, descending = true, selected = null;
 
 const cell = (value) => {
-  if (value === null) return "";
+  if (value === null) return "–";
   if (typeof value !== "number") return String(value);
   if (Number.isInteger(value)) return count(value);
   return Math.abs(value) >= 1000 ? count(Math.round(value)) : String(+value.toPrecision(4));
@@ -57,7 +57,7 @@ function fillTable() {
   for (const row of found.slice(0, 500)) {
     const line = body.appendChild(make("tr"));
     row.forEach((value, n) => {
-      const one = line.appendChild(make("td", PLAIN.test(columns[n].name) ? String(value ?? "") : cell(value)));
+      const one = line.appendChild(make("td", PLAIN.test(columns[n].name) ? String(value ?? "–") : cell(value)));
       if (isNumber[n]) one.className = "number";
       if (SCREEN.test(columns[n].name)) one.classList.add("screen");
     });
@@ -276,7 +276,8 @@ function toMark(by) {
 function tellConnection(index, us, parts) {
   data.values.forEach(([name, unit], n) => {
     const value = series[n][index];
-    parts.push(`${name} ${value === null ? "–" : `${count(value)} ${unit}`}`);
+    const shown = () => unit === "us" ? `${brief(value)} ms` : `${count(value)} ${unit}`;
+    parts.push(`${name} ${value === null ? "–" : shown()}`);
   });
   const window = Math.floor((us - graph.span[0]) / graph.rates_ms / 1000);
   ratesShown().forEach((n) => {
@@ -416,6 +417,7 @@ function draw() {
           : { ...axis, size, values: (_, splits) => splits.map((one) => count(one)) }],
       series: [{ label: "time" }, ...lines.map(({ label, values, look }) => ({ label,
         spanGaps: false, stroke: colour(look), dash: LINES[look][1], width: 1.6, paths: dense,
+        fill: label === "in flight" ? colour(look) + "40" : undefined,  // it hides no line
         points: { show: x === times && values.length < 400, size: 4 } }))],
       cursor: { sync: { key: "all", scales: ["x", null] }, drag: { x: true, y: false,
         setScale: false } },
@@ -515,8 +517,10 @@ function select(id) {
   selected = id;
   graph = data.graphs[id];
   times = Array.from(unpack(graph.times, Float64Array), (us) => us / 1e6);
-  series = graph.values.map((text) =>
-    Array.from(unpack(text, Int32Array), (value) => value === data.none ? null : value));
+  series = graph.values.map((text, n) => {
+    const by = data.values[n][1] === "us" ? 1000 : 1;  // shown in ms
+    return Array.from(unpack(text, Int32Array), (value) => value === data.none ? null : value / by);
+  });
   const [low, high] = graph.span.map((us) => us / 1e6);
   shown = whole = [low, Math.max(high, low + 1e-6)];
   const row = rows.find((one) => String(one[ID]) === id);
