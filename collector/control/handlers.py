@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 from tcpkmon.collector.control.changes import Changes
@@ -26,6 +25,7 @@ from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.formats.base.causes import KERNEL_CAUSES
 from tcpkmon.formats.base.control import Mark
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
+from tcpkmon.formats.base.installing import own_version
 from tcpkmon.formats.base.text import suggest
 
 HOUR_S = 3600.0
@@ -106,7 +106,7 @@ class Handlers:
                 }
             )
         return {
-            "tcpkmon": version("tcpkmon"),
+            "tcpkmon": own_version(),
             "pid": os.getpid(),
             "name": self._request.name,
             "output": self._request.output,

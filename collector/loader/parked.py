@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 from tcpkmon.collector.linux.kprobe_events import KprobeEvent
@@ -28,6 +27,7 @@ from tcpkmon.collector.loader.programs import Loaded
 from tcpkmon.collector.plan.request import Request
 from tcpkmon.formats.base.closing import Closing
 from tcpkmon.formats.base.errors import KernelError, TcpkmonError
+from tcpkmon.formats.base.installing import own_version
 
 KINDS = frozenset(["btf", "raw", "fentry", "fexit", "kprobe", "iter"])
 """Those whose links can be parked: they belong to no namespace, CPU or process."""
@@ -77,7 +77,7 @@ def digests(prepared: Prepared) -> dict[str, str]:
     code = {name: (one.instructions.hex(), one.map_refs) for name, one in image.programs.items()}
     probes = [(probe.name, probe.kind, probe.target) for probe in prepared.plan.probes]
     parts = {
-        "tcpkmon's version": version("tcpkmon"),
+        "tcpkmon's version": own_version(),
         "the schema": (prepared.tcp and prepared.layout.dtype.descr, prepared.numbers),
         "the engine": (maps, str(prepared.engine.head), prepared.transport.name),
         "the byte code": sorted(code.items()),

@@ -34,9 +34,9 @@ class Result:
     @classmethod
     def of(cls, findings: Sequence[Mapping[str, str]]) -> Result:
         """The result of now, with these findings."""
-        from importlib.metadata import version
+        from tcpkmon.formats.base.installing import own_version
 
-        kernel, own = describe_kernel(), version("tcpkmon")
+        kernel, own = describe_kernel(), own_version()
         text = json.dumps([kernel, own, [dict(one) for one in findings]], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -22,7 +22,7 @@ from tcpkmon.formats.base.control import EXISTING, FIRST_CONTROL, Loss, words_vi
 from tcpkmon.formats.base.errors import TcpkmonError
 
 MOST_ROWS = 1000
-_CALLS = ("SEND_CALL", "RECEIVE_CALL")
+CALLS = ("SEND_CALL", "RECEIVE_CALL")
 _COUNT_WORD = 2
 """Of the count in the words of a LOSS entry."""
 _TIME = np.dtype("=i8")
@@ -74,7 +74,7 @@ class Watching:
         self._has_connections = {"conn_id", "state"} <= names
         self._locations = locations
         self._show = show
-        self._ways = dict.fromkeys(_CALLS, "") if ways is None else ways
+        self._ways = dict.fromkeys(CALLS, "") if ways is None else ways
         self._lost = 0
         """Records of the capture that are missing."""
         self._meter: TcpMeter | None = None
@@ -190,7 +190,7 @@ class Watching:
     def _add_requests(self, entries: NDArray[Any], lost: NDArray[np.int64]) -> None:
         """Of a capture that records calls; imported only then."""
         if self._requests is None:
-            if not np.isin([self._locations[one] for one in _CALLS], entries["location"]).any():
+            if not np.isin([self._locations[one] for one in CALLS], entries["location"]).any():
                 return
             from tcpkmon.collector.metrics.request_meter import RequestMeter
             from tcpkmon.formats.analysis.exchanges import NEEDED, calls_of

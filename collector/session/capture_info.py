@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from importlib.metadata import version
 from typing import Any
 
 from tcpkmon.collector.linux.machine import describe_kernel, describe_machine
@@ -18,6 +17,7 @@ from tcpkmon.collector.loader.selftest_result import last_result
 from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.writer.capture_info import CaptureInfo
 from tcpkmon.collector.writer.note import Note
+from tcpkmon.formats.base.installing import own_version
 from tcpkmon.formats.schema import format_schema
 
 
@@ -36,7 +36,7 @@ def make_info(
     recorded = {n: prepared.plan.kind_of(n) for n in prepared.enabled if n not in missing}
     tcp, events = prepared.tcp, prepared.events.layout if prepared.events else None
     return CaptureInfo(
-        version=version("tcpkmon"),
+        version=own_version(),
         kernel=describe_kernel(),
         settings=_settings(request, prepared, recorded, missing, refused, command),
         dtype=prepared.dtype,
@@ -71,7 +71,7 @@ def _settings(
     tcp = prepared.tcp
     has_netns = tcp is not None and any(one.name == "netns" for one in tcp.layout.columns)
     return {
-        "tcpkmon": version("tcpkmon"),
+        "tcpkmon": own_version(),
         "machine": describe_machine(),
         "collector_pids": _own_pids(command),
         "selftest": last_result(),

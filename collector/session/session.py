@@ -16,6 +16,7 @@ from tcpkmon.collector.session.capture import Session
 from tcpkmon.collector.session.command import Command, find_caller
 from tcpkmon.collector.session.keeper import keep
 from tcpkmon.collector.session.overseer import Overseer
+from tcpkmon.collector.session.preload import preload
 from tcpkmon.collector.session.recording import open_stream
 from tcpkmon.collector.session.rights import Rights, describe_lacking
 from tcpkmon.collector.session.status_line import Status
@@ -69,6 +70,7 @@ def run(request: Request, overseer: Overseer | None = None) -> int:
                               takeover)  # fmt: skip
             with kernel.loading():
                 session.open(capturing)
+                preload(request, prepared)
             if stopping.due():
                 return stopping.exit_code
             # Events of other schemata often interrupt themselves (a wake-up in an interrupt).

@@ -3,12 +3,22 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tcpkmon.formats.base.errors import UsageError
+
+
+@functools.cache
+def own_version() -> str:
+    """tcpkmon's version."""
+    from importlib.metadata import version  # slow to import
+
+    return version("tcpkmon")
+
 
 _DEBIAN = "/usr/lib/tcpkmon"
 """The environment of the Debian package: see scripts/debian."""

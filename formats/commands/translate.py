@@ -36,16 +36,15 @@ def command(
     records. Of the queue of a disk the used positions are printed. Exit code 3: events were lost;
     5: a log is damaged.
     """
-    from importlib.metadata import version
-
     from tcpkmon.formats.analysis import open_log
+    from tcpkmon.formats.base.installing import own_version
     from tcpkmon.formats.history import Translator, write_records_1987
 
     with open_log(*files) as log:
         theirs = log.format.header.get("tcpkmon")
-        if isinstance(theirs, str) and theirs != version("tcpkmon"):
+        if isinstance(theirs, str) and theirs != own_version():
             say(f"tcpkmon translate: warning: the log is of version {for_terminal(theirs)}, "
-                f"this tool of {version('tcpkmon')}")  # fmt: skip
+                f"this tool of {own_version()}")  # fmt: skip
         chosen = log.without_collector() if without_collector else log
         if listed:
             for line in Translator(log).legend():

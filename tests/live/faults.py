@@ -79,6 +79,26 @@ def listen() -> None:
 
 # Places
 
+PLACE = Path("/mnt")
+"""Where at() shows this tree."""
+_MOUNT = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+
+
+def at(place: Path, *words: str | Path) -> list[str]:
+    """The words of a command that finds this tree at a place too: it has mounts of its own."""
+    mounted = ["/usr/bin/unshare", "-m", "sh", "-c", _MOUNT, "-", Path(__file__).parents[2], place]
+    return [str(word) for word in (*mounted, *words)]
+
+
+def as_nobody(program: str, *words: str | Path, gid: int = 65534, caps: str = "") -> list[str]:
+    """The words of `tcpkmon` or `collect` as nobody runs it, who need not be able to enter the
+    folder of this tree. caps: setpriv's words for capabilities."""
+    who = ["setpriv", "--reuid=65534", f"--regid={gid}", "--clear-groups"]
+    more = [f"--inh-caps={caps}", f"--ambient-caps={caps}"] if caps else []
+    isolated = PLACE / "tcpkmon/collector/linux/isolated.py"
+    module = f"tcpkmon.collector.commands.{program}"
+    return at(PLACE, *who, *more, PLACE / ".venv/bin/python", "-I", isolated, module, *words)
+
 
 def let_others_in(folder: Path) -> None:
     """Other users may enter a test's folder: pytest's own above it are closed to them."""
@@ -211,7 +231,9 @@ class Map:
 class Collector:
     """A `collect` that was started; the end of its `with` kills what is left of it."""
 
-    def __init__(self, *arguments: str, **options: Any) -> None:
+    def __init__(
+        self, *arguments: str, program: Sequence[str] = (COLLECT,), **options: Any
+    ) -> None:
         self._ready, write = os.pipe()
         self._error = tempfile.TemporaryFile()  # noqa: SIM115  # closed at the end of the `with`
         options = {
@@ -223,7 +245,7 @@ class Collector:
         }
         try:
             self.process = subprocess.Popen(
-                [COLLECT, "--ready-fd", str(write), *arguments],
+                [*program, "--ready-fd", str(write), *arguments],
                 stderr=self._error, pass_fds=(write, *options.pop("pass_fds", ())), **options,
             )  # fmt: skip
         finally:

@@ -26,6 +26,7 @@ from tests.live.faults import (
     Disk,
     Done,
     Space,
+    as_nobody,
     environment,
     run,
     verify,
@@ -33,14 +34,6 @@ from tests.live.faults import (
     wait_until,
 )
 
-AS_NOBODY = """
-import os, sys
-from tcpkmon.collector.commands.collect import import_quietly, main
-import_quietly()
-os.setgroups([]); os.setgid(65534); os.setuid(65534)
-sys.argv[0] = "collect"
-main()
-"""
 WITHOUT_CAPABILITIES = """
 import sys
 from tcpkmon.collector.commands.collect import import_quietly, main
@@ -182,7 +175,7 @@ def test_two_things_for_standard_output() -> None:
 
 def test_without_root(folder: Path) -> None:
     folder.chmod(0o777)
-    done = run([sys.executable, "-c", AS_NOBODY, "-o", str(folder / "x.pm")])
+    done = run(as_nobody("collect", "-o", folder / "x.pm"))
     check_refused(done, 1, "root")
     assert not os.listdir(folder)
 

@@ -9,7 +9,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -26,6 +25,7 @@ from tcpkmon.collector.control.server import ControlServer
 from tcpkmon.collector.linux.privileges import capability_sets
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 from tests.live.capturing import wait_until
+from tests.live.faults import PLACE, at
 from tests.live.schema_logs import logging
 from tests.live.test_magnet_file import start, stop
 
@@ -97,10 +97,8 @@ def session(folder: Path) -> Iterator[Session]:
         yield session
 
 
-# Imported while it is root: the tests' own folder need not be one that others may read.
 AS_USER = """
 import os, sys
-import tcpkmon.collector.control.client
 from tcpkmon.collector.commands.tcpkmon import main
 uid, gid, *groups = [int(word) for word in sys.argv.pop(1).split(",")]
 os.setgroups(groups)
@@ -117,8 +115,8 @@ def as_user(
     """tcpkmon with these words, run by `nobody` with these groups; first it prints its PID."""
     who = ",".join(map(str, (NOBODY, gid, *groups)))
     return subprocess.run(
-        [sys.executable, "-c", AS_USER, who, *words],
-        env={"TCPKMON_RUN": str(folder), "PYTHONPATH": str(ROOT),
+        at(PLACE, PLACE / ".venv/bin/python", "-c", AS_USER, who, *words),
+        env={"TCPKMON_RUN": str(folder), "PYTHONPATH": str(PLACE), "PATH": os.environ["PATH"],
              "PYTHONDONTWRITEBYTECODE": "1"},
         cwd="/", capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL,
         check=False,

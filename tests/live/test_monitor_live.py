@@ -16,6 +16,7 @@ from tcpkmon.collector import capturing
 from tcpkmon.collector.commands.history.monitor import state_path
 from tcpkmon.formats.analysis import open_log
 from tcpkmon.formats.history import NO_USER
+from tests.live.faults import as_nobody, run
 
 FORKS = 40
 TCPKMON = Path(sys.executable).with_name("tcpkmon")
@@ -107,14 +108,12 @@ def test_a_user_may_list_and_nothing_else(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to become a user")
 
-    def as_nobody(*words: str) -> subprocess.CompletedProcess[str]:
-        return run_tcpkmon(*words, cwd="/", user=65534, group=65534, extra_groups=[])
-
-    listed = as_nobody("msmod", "-l")
-    assert listed.returncode == 0
-    assert "setrq (ADD_TO_RUNQ): seconds, microseconds, pid<<16|priority<<8" in listed.stdout
-    assert "BKL_LOCK_FINISH: not on this kernel: no probe logs it" in listed.stdout
+    listed = run(as_nobody("tcpkmon", "msmod", "-l"), cwd="/")
+    assert listed.code == 0
+    said = listed.stdout.decode()
+    assert "setrq (ADD_TO_RUNQ): seconds, microseconds, pid<<16|priority<<8" in said
+    assert "BKL_LOCK_FINISH: not on this kernel: no probe logs it" in said
     for words in (["monitor", "-on"], ["iscan", "swtch", "-o", "/tmp/nobodys-log"]):
-        refused = as_nobody(*words)
-        assert refused.returncode != 0
+        refused = run(as_nobody("tcpkmon", *words), cwd="/")
+        assert refused.code != 0
         assert "needs root" in refused.stderr

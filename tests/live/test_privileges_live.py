@@ -14,7 +14,16 @@ import pytest
 
 from tcpkmon.collector.linux.privileges import mask_of, needed_capabilities
 from tests.live.capturing import Running, capturing
-from tests.live.faults import COLLECT, TCPKMON, Done, Space, environment, let_others_in, run
+from tests.live.faults import (
+    COLLECT,
+    TCPKMON,
+    Done,
+    Space,
+    as_nobody,
+    environment,
+    let_others_in,
+    run,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = 65534
@@ -104,18 +113,14 @@ def test_a_later_cpus_log_is_made_by_the_deputy(tmp_path: Path) -> None:
     assert not list(sockets.iterdir())
 
 
-BECOME = ("setpriv", "--reuid", str(NOBODY), "--regid", "12", "--clear-groups")
-
-
-def as_nobody(caps: str, *arguments: str) -> Done:
+def capture_as_nobody(caps: str, *arguments: str) -> Done:
     """Runs collect as a user who has these capabilities, and makes a connection meanwhile."""
     script = "import socket; s = socket.create_server(('127.0.0.1', 0)); " + (
         "c = socket.create_connection(s.getsockname()); s.accept(); "
         "print(open('/proc/self/status').read())"
     )
-    ambient = ("--inh-caps", caps, "--ambient-caps", caps)
-    words = ("--", sys.executable, "-I", "-c", script)
-    return run([*BECOME, *ambient, COLLECT, *arguments, *words], cwd="/")
+    words = ("--", "/usr/bin/python3", "-I", "-c", script)
+    return run(as_nobody("collect", *arguments, *words, gid=12, caps=caps), cwd="/")
 
 
 @pytest.mark.parametrize("form", ["psc", pytest.param("klogger", marks=pytest.mark.full)])
@@ -123,7 +128,7 @@ def test_a_user_with_capabilities_captures_too(tmp_path: Path, form: str) -> Non
     let_others_in(tmp_path)
     os.chown(tmp_path, NOBODY, -1)
     path = tmp_path / "out"
-    done = as_nobody("+bpf,+perfmon", "--format", form, "-o", str(path))
+    done = capture_as_nobody("+bpf,+perfmon", "--format", form, "-o", str(path))
     assert done.code == 0, done.stderr
     for name in ("CAP_SYSLOG", "CAP_SYS_ADMIN", "CAP_DAC_OVERRIDE", "CAP_SYS_NICE"):
         assert f"this user lacks {name}: " in done.stderr
@@ -137,7 +142,7 @@ def test_a_user_with_capabilities_captures_too(tmp_path: Path, form: str) -> Non
 
 def test_what_a_user_lacks_is_named(tmp_path: Path) -> None:
     for caps, missing in (("+bpf", "CAP_PERFMON"), ("+perfmon", "CAP_BPF"), ("-all", "CAP_BPF")):
-        done = as_nobody(caps, "-o", str(tmp_path / "x"))
+        done = capture_as_nobody(caps, "-o", str(tmp_path / "x"))
         assert done.code == 1 and len(done.lines) == 1
         assert "needs root" in done.stderr and missing in done.stderr
 

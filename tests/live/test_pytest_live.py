@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.daemons import Daemon
+from tests.live.faults import PLACE, at
 
 pytest_plugins = ["pytester"]
 TALK = """
@@ -163,10 +163,12 @@ def folder() -> Iterator[Path]:
 def as_nobody(folder: Path, *words: str, **environment: str) -> str:
     """What pytest prints for a user without rights; it has the plugin by its entry point."""
     rights = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOGROUP}", "--clear-groups"]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "test_it.py"]
+    python = PLACE / ".venv/bin/python"
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "test_it.py"]
     done = subprocess.run(
-        [*rights, *command, *words], cwd=folder, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        at(PLACE, *rights, *command, *words), cwd=folder, check=False, capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(PLACE), **environment},
     )  # fmt: skip
     return done.stdout + done.stderr
 

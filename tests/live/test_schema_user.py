@@ -15,6 +15,7 @@ import pytest
 
 from tcpkmon.collector.commands.probe import USER_OPTION
 from tests.live.capturing import ROOT
+from tests.live.faults import as_nobody
 from tests.live.schema_logs import logging
 
 NOBODY = 65534
@@ -39,7 +40,7 @@ for user in range(users):
 """
 
 
-def as_nobody(*command: str | Path) -> subprocess.CompletedProcess[str]:
+def run_as_nobody(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         list(map(str, command)), user=NOBODY, group=NOBODY, extra_groups=[], check=True,
         capture_output=True, text=True, cwd="/",
@@ -49,11 +50,9 @@ def as_nobody(*command: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("kinds", ["", pytest.param("raw", marks=pytest.mark.full)])
 def test_the_command_logs_with_its_real_ids(tmp_path: Path, kinds: str) -> None:
     text = "a user's text, \u00e9"
-    script = "import sys; from tcpkmon.collector.commands.tcpkmon import main; main()"
     with logging(tmp_path / "log", "user", kinds=kinds) as running:
         for more in ([], [text], ["x" * 100]):
-            command = [sys.executable, "-c", script, "probe", "2", "1", *more]
-            process = subprocess.Popen(command, user=NOBODY, group=NOBODY, cwd=ROOT)
+            process = subprocess.Popen(as_nobody("tcpkmon", "probe", "2", "1", *more))
             assert process.wait() == 0
     log = running.finish()
     found = log.of("USER_EVENT", group=2, type=1, uid=NOBODY)
@@ -114,7 +113,7 @@ def test_where_only_system_calls_are_seen(tmp_path: Path) -> None:
 def test_a_users_events_are_limited(tmp_path: Path) -> None:
     """A user who logs too much loses events, counted; the others lose none."""
     with logging(tmp_path / "log", "user") as running:
-        as_nobody(sys.executable, "-c", FLOOD, "2500", str(USER_OPTION), "1")
+        run_as_nobody("/usr/bin/python3", "-c", FLOOD, "2500", str(USER_OPTION), "1")
         subprocess.run([sys.executable, "-c", FLOOD, "100", str(USER_OPTION), "1"], check=True)
     log = running.finish()
     found = [one["type"] for one in log.of("USER_EVENT", group=9, uid=NOBODY)]
@@ -147,7 +146,7 @@ for number, (where, length) in enumerate([(0, 5), (1, 5), (kernel, 64), (2**64 -
 call({USER_OPTION + 1}, 8, 77, 0, 0)
 """
     with logging(tmp_path / "log", "user") as running:
-        as_nobody(sys.executable, "-c", script)
+        run_as_nobody("/usr/bin/python3", "-c", script)
     log = running.finish()
     found = [(one["type"], one["aux"], one["auxlen"]) for one in log.of("USER_EVENT", group=8)]
     assert found == [(0, "", 5), (1, "", 5), (2, "", 64), (3, "", 2**31 - 1)]

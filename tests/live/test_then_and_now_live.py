@@ -30,6 +30,7 @@ from tcpkmon.formats.analysis import open_log
 from tcpkmon.formats.base.errors import TcpkmonError
 from tests.live.capturing import wait_until
 from tests.live.disk_workload import loop_device
+from tests.live.faults import as_nobody
 from tests.live.file_workload import PAGE, make_cold
 from tests.live.magnet_2001 import CHECKS as CHECKS_2001
 from tests.live.magnet_2001 import record_2001
@@ -86,7 +87,11 @@ class Said:
         self.texts: dict[str, str] = {}
 
     def run(self, name: str, *words: str, **options: Any) -> None:
-        done = subprocess.run([TCPKMON, *words], check=False, cwd=self.folder,
+        self.run_all(name, [str(TCPKMON), *words], **options)
+
+    def run_all(self, name: str, words: list[str], **options: Any) -> None:
+        """The same of a whole command."""
+        done = subprocess.run(words, check=False, cwd=self.folder,
                               capture_output=True, text=True, **options)  # fmt: skip
         self.texts[name] = f"exit {done.returncode}\n{done.stdout}{done.stderr}"
 
@@ -107,7 +112,7 @@ class Said:
 
     def run_as_nobody(self, name: str, *words: str) -> None:
         self.folder.chmod(0o755)
-        self.run(name, *words, user=65534, group=65534, extra_groups=[])
+        self.run_all(name, as_nobody("tcpkmon", *words))
 
 
 def work(folder: Path) -> None:

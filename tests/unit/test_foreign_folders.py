@@ -9,7 +9,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -106,7 +105,8 @@ class Swapper:
             os.setgid(ATTACKER)
             os.setuid(ATTACKER)
 
-        command = [sys.executable, "-c", script, *map(str, words)]
+        # Not that of an environment, which may be in a folder that is closed to others.
+        command = ["/usr/bin/python3", "-c", script, *map(str, words)]
         self._process = subprocess.Popen(command, cwd=folder, preexec_fn=become)  # noqa: PLW1509
 
     def __enter__(self) -> Swapper:

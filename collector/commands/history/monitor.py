@@ -178,9 +178,9 @@ def _parse_events(text: str | None) -> tuple[int, ...]:
 
 
 def _version(what: str) -> str:
-    from importlib.metadata import version
+    from tcpkmon.formats.base.installing import own_version
 
-    return f"{what} version {version('tcpkmon')}"
+    return f"{what} version {own_version()}"
 
 
 def _print_settings(buffers: int, size: int, how: str) -> None:

@@ -54,9 +54,9 @@ def command(listed: bool, collector: str | None, ids: tuple[str, ...]) -> int:
 
 def warn_of_version(theirs: object, whose: str) -> None:
     """Warn, and go on, if that is not this program's version."""
-    from importlib.metadata import version
+    from tcpkmon.formats.base.installing import own_version
 
-    ours = version("tcpkmon")
+    ours = own_version()
     if isinstance(theirs, str) and theirs != ours:
         say(f"tcpkmon: warning: {whose} has version {for_terminal(theirs)}, this tool {ours}")
 

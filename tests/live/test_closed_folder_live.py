@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcpkmon in a folder that nobody but its owner may enter, as a home is.
+
+What has given up its rights there cannot read its own code. So whole sessions of each kind run, and
+each import, and each opened file of the code, that comes too late is a failure, even where it is
+caught: an audit hook sees it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tcpkmon.collector.control.client import Client, find_collectors
+from tcpkmon.formats.base.errors import TcpkmonError
+from tcpkmon.formats.registry import format_of
+from tests.live.daemons import Daemon
+from tests.live.faults import GUEST, Collector, Done, at, let_others_in, run, wait_until
+
+pytestmark = pytest.mark.skipif(GUEST, reason="the guest's folder is another machine's")
+NOBODY = 65534
+HOST_EVENTS = ("sched", "locking", "syscall", "disk", "paging", "tty", "sampler", "user",
+               "preempt", "stopwatch", "network")  # fmt: skip
+
+# It begins a module's main(), and each process of this Python that is started there, with a hook.
+TRACED = """
+import importlib, os, sys, threading
+
+sys.path.insert(0, ROOT)
+sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in repr(one)]
+places = ROOT + "/", sys.prefix + "/"
+own = threading.local()
+
+def hear(event, arguments):
+    if not getattr(own, "settled", False):
+        return
+    what = arguments[0] if arguments else None
+    if event == "import" or (
+        event in ("open", "ctypes.dlopen", "os.listdir", "os.scandir")
+        and isinstance(what, str) and os.path.abspath(what).startswith(places)
+    ):
+        own.settled = False
+        where = threading.current_thread().name
+        os.write(2, f"LATE {event} {what}, process {os.getpid()}, {where}\\n".encode())
+        own.settled = True
+
+from tcpkmon.collector.linux import isolated, privileges
+
+drop = privileges.drop_capabilities
+
+def dropped(keep=privileges.KEPT, user=None):
+    drop(keep, user)
+    own.settled = not {"CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"} & set(keep)
+
+privileges.drop_capabilities = dropped
+whole = f"PROGRAM = {PROGRAM!r}; exec(PROGRAM)"
+isolated.command = lambda module, *words: [*isolated.PYTHON, "-c", whole, module, *words]
+sys.addaudithook(hear)
+module = sys.argv.pop(1)
+sys.argv[0] = module.rpartition(".")[2]
+importlib.import_module(module).main()
+"""
+
+
+class Home:
+    """A folder of somebody else's that has this tree, for those who may enter."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tree = folder / "tcpkmon"
+        self.tree.mkdir()
+        os.chown(folder, NOBODY, NOBODY)
+        folder.chmod(0o700)
+        text = f"ROOT = {str(self.tree)!r}{TRACED}"
+        self._program = f"PROGRAM = {text!r}; exec(PROGRAM)"
+
+    def words(self, module: str, *arguments: str) -> list[str]:
+        """The words of a command that calls main() of a module there."""
+        python = [str(self.tree / ".venv/bin/python"), "-I", "-c", f"exec({self._program!r})"]
+        return at(self.tree, *python, f"tcpkmon.{module}", *arguments)
+
+    def collect(self, *arguments: str) -> Collector:
+        words = self.words("collector.commands.collect")
+        return Collector(*arguments, program=words)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return Home(tmp_path_factory.mktemp("home"))
+
+
+def check(done: Done, code: int = 0) -> None:
+    """Nothing came too late, and nothing was refused."""
+    late = [line for line in done.stderr.splitlines() if line.startswith("LATE")]
+    assert not late, "\n".join(late)
+    for word in ("Traceback", "ModuleNotFound", "PackageNotFound", "ermission denied", "refused"):
+        assert word not in done.stderr
+    assert done.code == code, done.stderr
+
+
+def talk(port: int = 0) -> None:
+    """Some connections, one that is refused, one that is reset."""
+    with socket.create_server(("127.0.0.1", port)) as server:
+        for _ in range(5):
+            with socket.create_connection(server.getsockname()) as client:
+                there, _ = server.accept()
+                with there:
+                    client.sendall(b"x" * 20_000)
+                    there.recv(20_000, socket.MSG_WAITALL)
+                    there.sendall(b"y" * 100)
+
+
+TALK = """
+import socket
+with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_connection(server.getsockname()) as client:
+        client.sendall(b"x" * 100_000)
+"""
+
+
+def ask_all(pid: int) -> None:
+    """Each request that a collector takes; `top` is refused where columns are missing."""
+    (found,) = [one for one in find_collectors() if one.pid == pid]
+    client = Client(found)
+    talk()
+    assert client.status()["pid"] == pid
+    assert client.metrics()
+    for by in ("", "port", "process"):
+        with suppress(TcpkmonError):
+            client.top("rate", 10, by)
+    talk()
+    client.mark(5)
+    client.disable()
+    client.set_buffer_bytes(1 << 20)
+    client.set_low_water(50)
+    client.enable()
+    first = client.status()["events"][0]["name"]
+    client.disable([first])
+    client.enable([first])
+    talk()
+    assert client.metrics()
+    with suppress(TcpkmonError):
+        assert client.top("rate", 10)
+
+
+KINDS = {
+    "psc": ["-v", "--requests", "--metrics", "--reconcile", "--max-cpu", "90%", "--print"],
+    "perf rings": ["--rings", "perf", "--columns", "all", "--locations", "all"],
+    "log": ["--format", "klogger", "--schema", "tcp", "--schema", "sched", "--schema", "user"],
+    "magnet": ["--schema", "magnet", "--data"],
+    "host": [word for name in HOST_EVENTS for word in ("--schema", name)],
+    "when changed": ["--when-changed", "snd_cwnd"],
+    "recorder": ["--record-last", "30s", "--after", "100ms", "--on", "rto"],
+    "recorder of logs": ["--record-last", "30s", "--format", "klogger", "--after", "100ms"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_capture_and_all_that_it_can_be_asked(home: Home, tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "out"
+    with home.collect("-o", str(out), *KINDS[kind]) as running:
+        running.ready()
+        ask_all(running.pid)
+        running.send(signal.SIGUSR1)
+        if "--record-last" in KINDS[kind]:
+            running.send(signal.SIGUSR2)
+            wait_until(lambda: [*out.iterdir()], "a dump")
+        done = running.finish()
+    check(done)
+    assert {report.exit_code for report in format_of(out).verify(out)} <= {0, 3}
+
+
+def test_segments_and_what_is_done_with_them(home: Home, tmp_path: Path) -> None:
+    dataset = tmp_path / "dataset"
+    dataset.mkdir()
+    os.chown(dataset, NOBODY, NOBODY)
+    out = tmp_path / "out"
+    more = ["--rotate-every", "1s", "--archive", "zst", "--dataset", str(dataset)]
+    with home.collect("-o", str(out), "--on-rotate", "true", *more) as running:
+        running.ready()
+        for count in (1, 2, 3):
+            talk()
+            wait_until(lambda count=count: len([*out.glob("*.zst")]) >= count, "it is archived")
+        done = running.finish()
+    check(done)
+    assert [*dataset.iterdir()]
+
+
+@pytest.mark.parametrize("more", [[], ["--why"], ["--follow", "--format", "klogger"]])
+def test_a_command(home: Home, tmp_path: Path, more: list[str]) -> None:
+    words = ["-o", str(tmp_path / "out"), *more, "--", "/usr/bin/python3", "-c", TALK]
+    done = run(home.words("collector.commands.collect", *words))
+    check(done)
+    assert ("127.0.0.1" in done.stdout.decode()) is ("--why" in more)
+
+
+def test_the_daemon_and_its_children(home: Home, tmp_path: Path) -> None:
+    let_others_in(tmp_path)
+    with Daemon(tmp_path) as daemon:
+        daemon.program = home.words("collector.commands.tcpkmon")
+        text = """
+[metrics]
+listen = "unix:@/metrics.sock"
+textfile = "@/tcpkmon.prom"
+[capture.psc]
+output = "@/psc"
+[capture.psc.rotation]
+every = "1s"
+keep_files = 3
+[capture.log]
+output = "@/log"
+format = "klogger"
+schemata = ["sched", "tcp"]
+[capture.recorder]
+output = "@/recorder"
+[capture.recorder.recorder]
+last = "30s"
+"""
+        daemon.configure(text)
+        daemon.start()
+        talk()
+        daemon.configure(text.replace("keep_files = 3", "keep_files = 2"))
+        assert daemon.command("reload").code == 0
+        os.kill(daemon.status()["psc"]["pid"], signal.SIGKILL)
+        daemon.says("goes on where its process was killed")
+        prom = tmp_path / "tcpkmon.prom"
+        wait_until(lambda: prom.exists() and "tcpkmon_connections" in prom.read_text(), "metrics")
+        for _ in range(2):  # the second has what the first one's question began to count
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+                client.connect(str(tmp_path / "metrics.sock"))
+                client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+                answer = client.makefile("rb").read()
+            talk()
+        done = daemon.finish()
+    check(done)
+    assert b'capture="psc"' in answer
