@@ -8,10 +8,12 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+NOBODY = 65534
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 SCRIPTS = [path for path in (ROOT / "scripts").iterdir() if path.is_file() and not path.suffix]
 SCRIPTS.append(ROOT / ".ci" / "run")
@@ -76,7 +78,8 @@ def test_scripts_refuse_what_they_do_not_know(name: str) -> None:
 def clone(tmp_path: Path) -> Path:
     """A repository with the set-up script and the description, and an environment made by it."""
     (tmp_path / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts" / "setup", tmp_path / "scripts")
+    for name in ("setup", "owner.sh"):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     lines = tmp_path / "formats" / "lines"
     shutil.copytree(ROOT / "formats" / "lines", lines, ignore=shutil.ignore_patterns("*.so"))
@@ -94,7 +97,7 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def set_up(clone: Path, *arguments: str) -> list[str]:
+def set_up(clone: Path, *arguments: str, **environment: str) -> list[str]:
     """Runs scripts/setup without HOME or TERM, all input closed; what pip was asked to install."""
     asked = clone / "asked"
     asked.unlink(missing_ok=True)
@@ -104,14 +107,14 @@ def set_up(clone: Path, *arguments: str) -> list[str]:
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        env={"PATH": os.environ["PATH"]},
+        env={"PATH": os.environ["PATH"], **environment},
     )
     text = asked.read_text() if asked.exists() else ""
     return [line for line in text.splitlines() if "install" in line]
 
 
 def test_setup_installs_once(clone: Path) -> None:
-    assert [line.split()[-1] for line in set_up(clone)] == [".[plot,export,fleet,anonymise]"]
+    assert [line.split()[-1] for line in set_up(clone)] == [".[plot,export,fleet,anonymise,pytest]"]
     assert set_up(clone) == []
 
 
@@ -139,11 +142,33 @@ def test_setup_compiles_again_what_was_cleared_away(clone: Path) -> None:
     assert len(set_up(clone)) == 1
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_what_sudo_sets_up_belongs_to_the_caller(clone: Path, tmp_path_factory: Any) -> None:
+    """Also after a set-up that left root's files; no link leads root out of the clone."""
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "kept").touch()
+    for folder in (clone, *clone.parents[:2]):
+        folder.chmod(folder.stat().st_mode | 0o011)
+    for path in (clone, *clone.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    (clone / ".venv/.tcpkmon-setup").symlink_to(outside / "made")
+    (clone / "link.egg-info").symlink_to(outside)
+    for folder in ("tcpkmon.egg-info", "formats/__pycache__", "build"):
+        (clone / folder).mkdir()
+        (clone / folder / "root's").touch()
+    sudo = {"SUDO_UID": str(NOBODY), "SUDO_GID": str(NOBODY)}
+    assert len(set_up(clone, **sudo)) == 1
+    owners = {path.lstat().st_uid for path in clone.rglob("*")}
+    assert owners == {NOBODY}
+    assert [*outside.iterdir()] == [outside / "kept"]
+    assert set_up(clone, **sudo) == []
+
+
 @pytest.mark.full
 def test_setup_for_tests_adds_and_stays(clone: Path) -> None:
     set_up(clone)
     done = set_up(clone, "--tests")
-    assert [line.split()[-1] for line in done] == [".[plot,export,fleet,anonymise,dev]"]
+    assert [line.split()[-1] for line in done] == [".[plot,export,fleet,anonymise,pytest,dev]"]
     assert set_up(clone) == []
     assert set_up(clone, "--tests") == []
 
