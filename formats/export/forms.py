@@ -53,6 +53,12 @@ def _write_pcapng(reader: Reader, output: Path | None, force: bool) -> None:
     pcapng.write(reader, output, force)
 
 
+def _write_magnet(reader: Reader, output: Path | None, force: bool) -> None:
+    from tcpkmon.formats.export import magnet
+
+    magnet.write(reader, output, force)
+
+
 TABLES = ("parquet", "arrow")
 """The forms that pyarrow writes. They cannot go to stdout."""
 
@@ -71,7 +77,9 @@ Without an output file it writes to stdout. With force it replaces a file. It ra
 FileError.
 """
 
-WHOLE: dict[str, Callable[[Reader, Path | None, bool], None]] = {"pcapng": _write_pcapng}
+WHOLE: dict[str, Callable[[Reader, Path | None, bool], None]] = {
+    "pcapng": _write_pcapng, "magnet": _write_magnet,
+}  # fmt: skip
 """The forms that are made of a whole capture, whose columns nobody chooses: as FORMS, with the
 capture's reader."""
 
@@ -86,5 +94,6 @@ ENDINGS = {
     ".pftrace": "perfetto",
     ".perfetto-trace": "perfetto",
     ".pcapng": "pcapng",
+    ".magnet": "magnet",
 }
 """The form for each ending of a file name."""

@@ -28,18 +28,15 @@ from tcpkmon.formats.magnet.layout import CONTROL, HEADER, TEXT, Layout
 MAGIC = b"MAGNeT\r\n"
 CHUNK = 1024
 """Records that have one CRC."""
-CHECK, LEDGER, END = "CHECK", "LEDGER", "END"
-CHANGE, TRIGGER, UNSEEN = FACTS = ("CHANGE", "TRIGGER", "UNSEEN")
-"""As EVENTS of formats/base/facts.py; their values are under the name in small letters."""
+CHECK, END = "CHECK", "END"
+LEDGER = "LEDGER"
+OLD = (LEDGER, "CHANGE", "TRIGGER", "UNSEEN")
+"""In files of before, which captures wrote themselves."""
 POINT_COUNTERS = (
     "attempts", "filtered", "unchanged", "limited", "written", *KERNEL_CAUSES, *COLLECTOR_CAUSES,
     "in_file",
 )  # fmt: skip
-"""Of an event on a CPU, in a LEDGER."""
-SHED = "shed"
-"""The last counter of an event on a CPU, in captures with a budget."""
-CPU_COUNTERS = ("serials", "read", "damaged", "late", "ring_lost")
-"""Of a CPU, in a LEDGER."""
+"""Of an event on a CPU, in a LEDGER; one more, shed, in captures with a budget."""
 
 
 class Block:
@@ -154,25 +151,13 @@ def number(values: Mapping[str, Any], name: str, most: int = (1 << 64) - 1) -> i
 
 
 def points_of(values: Mapping[str, Any]) -> Any:
-    """(n, 2 + POINT_COUNTERS + SHED) uint64, the events of a LEDGER: CPU, code, counters; SHED is 0
-    without a budget. DamagedError."""
-    rows = values.get("points")
-    if isinstance(rows, list) and all(
-        isinstance(row, list) and len(row) == 2 + len(POINT_COUNTERS) for row in rows
-    ):
-        values = {"points": [[*row, 0] for row in rows]}
-    return table(values, "points", 2, (*POINT_COUNTERS, SHED))
-
-
-def table(values: Mapping[str, Any], name: str, keys: int, counters: Sequence[str]) -> Any:
-    """(n, keys + counters) uint64, a table of a LEDGER. DamagedError."""
-    width = keys + len(counters)
-    rows = values.get(name)
+    """(n, 2 + POINT_COUNTERS) int64, the events of a LEDGER: CPU, code, counters. DamagedError."""
+    width, rows = 2 + len(POINT_COUNTERS), values.get("points")
     if not isinstance(rows, list) or not all(
         isinstance(row, list)
-        and len(row) == width
+        and len(row) in (width, width + 1)
         and all(type(value) is int and 0 <= value < 1 << 63 for value in row)
         for row in rows
     ):
-        raise DamagedError(f"a LEDGER has no good {name}")
-    return np.array(rows, np.uint64).reshape(-1, width)
+        raise DamagedError("a LEDGER has no good points")
+    return np.array([row[:width] for row in rows], np.int64).reshape(-1, width)

@@ -40,6 +40,11 @@ OWN: tuple[Kind, ...] = (Kind(LOST, "MAGNET_LOST"), Kind(MARK, "MARK"), Kind(CLO
 _DATA = {"SOCK": "tcp", "TCP": "tcp", "IP": "ip", "DEV": "ip", "QDISC": "ip", "DRIVER": "ip"}
 
 
+def magnet_name(name: str) -> str:
+    """What an event of a log is called in the file."""
+    return name if name.startswith("MAGNET_") else f"MAGNET_{name}"
+
+
 def data_of(name: str) -> str:
     """What the data of an event's records is, from its name: that of the layer which logs it."""
     return _DATA.get(name.removeprefix("MAGNET_").split("_")[0], "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,9 @@ _LOSSES = slice(2 + POINT_COUNTERS.index("written") + 1, 2 + POINT_COUNTERS.inde
 class Losses(Missing):
     """What is missing: by_records: what LOST records count, in `gaps` places.
 
-    ledger, missed: of the last LEDGER, in all and what programs never saw. follows: it is a segment
-    after others, whose losses the first LEDGER counts.
+    ledger, missed: of the proof in the header, or of the last LEDGER of a file of before, in all
+    and what programs never saw. follows: it is a segment after others, whose losses the first
+    LEDGER counts.
     """
 
     records: int = 0
@@ -63,6 +65,15 @@ class Losses(Missing):
             return ""
         text = f"{self.lost} events lost; {self.by_records} missing in {self.gaps} places"
         return f"{text}, {self.missed} missed by programs" if self.missed else text
+
+    def prove(self, proof: object) -> None:
+        """The proof in the header, if there is one."""
+        if not isinstance(proof, dict):
+            return
+        with suppress(AttributeError, KeyError, TypeError):  # verify says so
+            lost = sum(sum(one["lost"].values()) for one in proof["events"].values())
+            missed = sum(one["recursion"] + one["kprobe"] for one in proof["missed"])
+            self.ledger, self.missed = max(int(lost), 0), max(int(missed), 0)
 
     def add(self, values: dict[str, Any]) -> None:
         """A LEDGER."""
@@ -124,6 +135,7 @@ class MagnetReader(Source):
         follows = has_earlier(self.header.get("settings"))
         self._forget()
         self.losses = Losses(follows=follows)
+        self.losses.prove(self.header.get("proof"))
         kinds, serial = file.data_kinds(), 1
         try:
             for piece in walk:

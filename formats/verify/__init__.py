@@ -7,8 +7,7 @@ from tcpkmon.formats.verify.chain import verify_chain
 from tcpkmon.formats.verify.klogger.check import verify_log
 from tcpkmon.formats.verify.klogger.folder import verify_folder, verify_logs
 from tcpkmon.formats.verify.klogger.repair import repair_folder, repair_log, repair_logs
-from tcpkmon.formats.verify.magnet.check import verify_magnet
-from tcpkmon.formats.verify.magnet.repair import repair_magnet
+from tcpkmon.formats.verify.magnet import proof_of, verify_magnet
 from tcpkmon.formats.verify.psc.check import verify_capture, verify_file
 from tcpkmon.formats.verify.psc.cut import cut_file
 from tcpkmon.formats.verify.psc.entries import is_ours
@@ -36,11 +35,11 @@ __all__ = [
     "is_ours",
     "make_console",
     "print_report",
+    "proof_of",
     "repair_file",
     "repair_folder",
     "repair_log",
     "repair_logs",
-    "repair_magnet",
     "verify_capture",
     "verify_chain",
     "verify_file",

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Proves and repairs MAGNeT files."""
