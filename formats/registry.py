@@ -40,9 +40,7 @@ class FileFormat:
     suffix: how the file names that collect chooses end; segment: how those of segments do.
     place_at: capture and number of a segment. is_folder: a capture is a folder with one
     file for each CPU, otherwise one file. schema: the one that it can hold; None: any.
-    fields: those that each event needs, if events of a user's schemata can be beside that schema.
-    can_print: collect can print records (--print) while it writes them. archives: --archive
-    compresses its segments. has_entries: it holds the records of the schema tcp as entries of all
+    can_print: collect can print records (--print) while it writes them. has_entries: it holds the records of the schema tcp as entries of all
     CPUs in one order.
     """
 
@@ -58,9 +56,7 @@ class FileFormat:
     place_at: Callable[[Path], tuple[str, int]] = lambda path: ("", 0)
     is_folder: bool = False
     schema: str | None = None
-    fields: tuple[str, ...] = ()
     can_print: bool = False
-    archives: bool = False
     has_entries: bool = False
 
     @property
@@ -107,6 +103,12 @@ def _sniff_klogger(path: Path, head: bytes) -> bool:
     from tcpkmon.formats.klogger.encode import MAGIC
 
     return head.startswith(MAGIC) or path.is_dir()
+
+
+def _repair_magnet(path: FilePath, out: FilePath) -> tuple[str, Report]:
+    raise UsageError(
+        f"{path} is a MAGNeT file, which is made of a log", "repair the log, then export it"
+    )
 
 
 def _sniff_magnet(path: Path, head: bytes) -> bool:
@@ -217,10 +219,9 @@ _ALL = (
     FileFormat(
         "magnet", _sniff_magnet, _open_magnet,
         _one(late("tcpkmon.formats.verify", "verify_magnet")),
-        _repaired(late("tcpkmon.formats.verify", "repair_magnet")),
+        _repair_magnet,
         "a MAGNeT file", "tcpkmon magnet-parse", suffix=".magnet", segment=".magnet",
         place_at=late("tcpkmon.formats.magnet.reader", "place_at"), schema="magnet",
-        fields=("connection",), archives=True,
     ),
     # The last one: a PSC file has no magic number, so it is any file that no other format accepts.
     FileFormat(
@@ -228,7 +229,7 @@ _ALL = (
         _one(late("tcpkmon.formats.verify", "verify_file")),
         _repaired(late("tcpkmon.formats.verify", "repair_file")),
         "a PSC file", "pmgraph", suffix=".pm", segment=".pm", schema="tcp", can_print=True,
-        archives=True, has_entries=True, place_at=late("tcpkmon.formats.psc.pieces", "place_at"),
+        has_entries=True, place_at=late("tcpkmon.formats.psc.pieces", "place_at"),
     ),
 )  # fmt: skip
 FILE_FORMATS = {one.name: one for one in _ALL}

@@ -91,6 +91,8 @@ def run_and_report(request: Request) -> int:
     name = Path(sys.argv[0]).name
 
     def report() -> int:
+        for number in (signal.SIGINT, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
         return max(run_command(command, [request.output], name) for command in chosen)
 
     unneeded = [] if request.ready_fd is None else [request.ready_fd]
@@ -102,6 +104,10 @@ def run_and_report(request: Request) -> int:
 
 def run(request: Request) -> int:
     """tcpkmon.collector.session.session.run(), imported only here: it is slow."""
+    if request.file_format == "magnet":
+        from tcpkmon.collector.commands.converting import run_and_convert
+
+        return run_and_convert(request, run)
     from tcpkmon.collector.session import session
 
     return session.run(request)

@@ -204,7 +204,7 @@ def decide(request: Request, transport: Transport = DEFAULT_TRANSPORT) -> Decide
     schema = tcp_schema(sources) if has_tcp(sources) else None
     locations, chosen = choose(request.locations, schema, layout)
     if layout is not None:
-        _check_fields(layout, chosen, request.format.fields)
+        _check_fields(layout, chosen, request.needs)
     tcp = events = None
     if schema is not None:
         tcp = make_tcp_part(schema, locations, text, btf, request)

@@ -35,8 +35,8 @@ from tcpkmon.collector.writer.stream import STREAMS
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 from tcpkmon.formats.registry import FILE_FORMATS, FileFormat
 
-FORMATS = tuple(STREAMS)
-"""The first is the default."""
+FORMATS = (*STREAMS, "magnet")
+"""The first is the default. Of a MAGNeT capture a log is written, which becomes the file at the end."""
 _OF_REQUESTS = {"locations": "SEND_CALL,RECEIVE_CALL", "columns": "pid,comm,netns,seg_ack"}
 """What --requests adds."""
 
@@ -135,6 +135,8 @@ class Request:
     kinds: tuple[str, ...] | None = None
     name: str | None = None
     """Of a capture of the daemon."""
+    needs: tuple[str, ...] = ()
+    """Fields that each event must have."""
 
     def following(self, pid: int) -> Request:
         """The same with the process of the command, for --follow."""
@@ -232,14 +234,20 @@ def check_request(request: Request) -> None:
             "standard output and standard error are one file: messages would get into the capture",
             "redirect one of them",
         )
+    is_magnet = request.file_format == "magnet"
+    if is_magnet and (request.rotation or request.recorder or request.output == "-"):
+        raise UsageError(
+            "a MAGNeT file is made when the capture ends: no --rotate-..., --record-last or -o -",
+            "capture with --format klogger, then tcpkmon export --format magnet",
+        )
     for part in (request.rotation, request.recorder, request.budget):
         if part is not None:
             part.check()
     if request.rotation is not None:
         if request.output == "-":
             raise UsageError("standard output has no next file", "name a folder: -o FOLDER")
-        if request.rotation.archive and not request.format.archives:
-            what = "--archive is for PSC and MAGNeT files"
+        if request.rotation.archive and request.file_format != "psc":
+            what = "--archive is for PSC files"
             raise UsageError(what, f"leave it out for {request.format.title}")
         if request.rotation.dataset and request.file_format != "psc":
             raise UsageError("--dataset is for PSC files", "leave it out, or --format psc")
@@ -248,7 +256,7 @@ def check_request(request: Request) -> None:
             raise UsageError("--record-last writes a file for each dump: it does not rotate")
         if request.output == "-":
             raise UsageError("each dump is a file of its own", "name a folder: -o FOLDER")
-    only, takes_own = request.format.schema, bool(request.format.fields)
+    only, takes_own = request.format.schema, is_magnet
     if only is not None and request.schemata != (only,):
         from tcpkmon.collector.plan.extension import extends_only
         from tcpkmon.collector.plan.schema_sources import shipped_names
@@ -268,7 +276,7 @@ def check_request(request: Request) -> None:
         )
     if request.filters.syscalls and "syscall" not in request.schemata:
         raise UsageError("--syscalls is for the schema syscall", "add --schema syscall")
-    if request.reconcile and request.file_format == "magnet":
+    if request.reconcile and is_magnet:
         raise UsageError(
             "--reconcile: the kernel tells a connection's state, bytes_acked, bytes_received and "
             "total_retrans; the schema magnet has none of them, and no event of one at rest",

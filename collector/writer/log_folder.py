@@ -51,6 +51,12 @@ class LogFolder(OutputFolder):
                 with suppress(OSError):
                     os.unlink(name, dir_fd=self.fd)
 
+    def remove(self) -> None:
+        """Remove its logs, and the folder if nothing else is in it."""
+        self.clear()
+        self.made = True
+        self.discard()
+
     def discard(self) -> None:
         """Remove what a log without begin() left, and close the folder. Files that began stay."""
         for output in self._outputs.values():

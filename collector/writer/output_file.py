@@ -109,6 +109,11 @@ class Output:
             self.discard()
             raise
 
+    @property
+    def folder(self) -> int:
+        """A descriptor of the file's folder, before begin()."""
+        return self._directory
+
     def begin(self, first: bytes) -> None:
         """Write the first bytes, put them on the disk, and give the file its name."""
         try:

@@ -25,11 +25,5 @@ def _klogger() -> Codec:
     return KloggerCodec()
 
 
-def _magnet() -> Codec:
-    from tcpkmon.collector.writer.magnet_codec import MagnetCodec
-
-    return MagnetCodec()
-
-
-STREAMS: dict[str, Callable[[], Codec]] = {"psc": _psc, "klogger": _klogger, "magnet": _magnet}
+STREAMS: dict[str, Callable[[], Codec]] = {"psc": _psc, "klogger": _klogger}
 """By the format's name: makes the codec for a stream (base_stream.py) or a recorder."""

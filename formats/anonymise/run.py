@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from tcpkmon.formats.anonymise.logs import anonymise_log
-from tcpkmon.formats.anonymise.magnet import anonymise_magnet
 from tcpkmon.formats.anonymise.psc import anonymise_file, check_version
 from tcpkmon.formats.anonymise.settings import LeftOut, plain, segment_name
 from tcpkmon.formats.anonymise.who import Who
@@ -23,12 +22,12 @@ from tcpkmon.formats.base.files import create_file
 from tcpkmon.formats.base.reconciled import is_difference
 from tcpkmon.formats.base.segments import INDEX, find_segments, hidden, read_index
 from tcpkmon.formats.klogger.logs import find_logs
-from tcpkmon.formats.registry import SEGMENTS, format_of
+from tcpkmon.formats.registry import SEGMENTS, format_of, kind_of
 from tcpkmon.formats.verify import DOES_NOT_ADD_UP, Report
 
 _FILE_MODE, _FOLDER_MODE = 0o640, 0o750
 _WRITERS: dict[str, Callable[[Path, IO[bytes], Who, LeftOut], None]] = {
-    "psc": anonymise_file, "klogger": anonymise_log, "magnet": anonymise_magnet,
+    "psc": anonymise_file, "klogger": anonymise_log,
 }  # fmt: skip
 _LINE = ("time", "what", "name", "capture", "number", "records", "lost", "bytes", "why")
 """What is kept of a line of an index."""
@@ -57,6 +56,9 @@ def anonymise(path: Path, out: Path, who: Who) -> Done:
     if out.exists():
         raise FileError(f"{out} is there already", "name a new output file")
     found = format_of(path)
+    if kind_of(path) == "magnet":
+        what = f"{path} is a MAGNeT file, which is made of a log"
+        raise UsageError(what, "anonymise the log, then export it: export --format magnet")
     if found is SEGMENTS:
         with _new_folder(out) as target:
             _chain(path, target, who, done.left_out)

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 REMOVED = {
     "tcpkmon bisect": "git bisect run with tcpkmon diff --fail-if (docs/diff.md)",
     "tcpkmon try FILE": "tcpkmon try --live measures a setting on half of the new connections",
+    "[capture] format = magnet": "format = klogger, then tcpkmon export --format magnet",
     "tcpkmon metrics --otlp": "OpenTelemetry's collector scrapes tcpkmon metrics --listen",
     "[metrics] otlp": "OpenTelemetry's collector scrapes what listen serves",
     "collect --format arrow": "tcpkmon export --format arrow makes one of a PSC file",
