@@ -61,10 +61,11 @@ def proof_of(report: Report) -> dict[str, Any]:
         name: {**{one: getattr(row, one) for one in COUNTS}, "lost": row.lost}
         for name, row in events.items()
     }
-    return {**proof, "digest": _digest(proof)}
+    return {**proof, "digest": digest_of(proof)}
 
 
-def _digest(proof: Mapping[str, Any]) -> str:
+def digest_of(proof: Mapping[str, Any]) -> str:
+    """Of a proof, without its own."""
     told = {name: value for name, value in proof.items() if name != "digest"}
     text = json.dumps(told, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
@@ -133,12 +134,12 @@ class _Check:
     def _judge(self, proof: Any) -> None:
         """The file has what the proof in its header counts."""
         report, problems, walk = self._report, self._problems, self._walk
-        if not isinstance(proof, dict) or proof.get("digest") != _digest(proof):
+        if not isinstance(proof, dict) or proof.get("digest") != digest_of(proof):
             problems.add_header("the digest of the proof in the header is wrong")
             return
         try:
             _fill(report, proof)
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             problems.add_header("the proof in the header cannot be read")
             return
         self._note_damage(False)
@@ -205,7 +206,7 @@ class _Check:
 
 
 def _fill(report: Report, proof: Mapping[str, Any]) -> None:
-    """Put the proof of a log into the report. KeyError, TypeError or ValueError where it is not as
+    """Put the proof of a log into the report; an error where it is not as
     proof_of() makes it."""
     for name in _NUMBERS:
         setattr(report, name, _number(proof[name]))

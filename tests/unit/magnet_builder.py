@@ -1,31 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds MAGNeT files as collect does, by its stream and writer, from records as in the rings; and
-the same file in other layouts."""
+"""Builds MAGNeT files as collect does: of a log, which is made here; and the same file in other
+layouts."""
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tcpkmon.collector.ring.batch import Batch
-from tcpkmon.collector.ring.points import ACCOUNT, FIRST_EVENT, ROWS
-from tcpkmon.collector.sequencer.clock_pairs import Clocks
-from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS
-from tcpkmon.collector.writer.base_stream import Stream
-from tcpkmon.collector.writer.capture_info import CaptureInfo
-from tcpkmon.collector.writer.ledger import Books
-from tcpkmon.collector.writer.stream import STREAMS
-from tcpkmon.formats.base.control import Change, Clock, EndReason, Mark, Program
+import tcpkmon
+from tcpkmon.formats.export.magnet import write
+from tcpkmon.formats.klogger.logs import PREFIX
 from tcpkmon.formats.magnet.control import Block, encode, encode_header
 from tcpkmon.formats.magnet.header import MagnetFile
 from tcpkmon.formats.magnet.layout import NATIVE, Layout, convert
 from tcpkmon.formats.magnet.walk import Piece, Walk
-from tcpkmon.formats.schema import Schema, parse, place_fields
+from tests.unit.klogger_samples import CLOCK
+from tests.unit.log_builder import LogBuilder
 
 LAYERS = ("SOCK_SEND", "TCP_SEND", "IP_SEND", "DEV_SEND", "DEV_RECV", "IP_RECV", "TCP_RECV")
 LEAN = """
@@ -60,146 +50,71 @@ DATA = """
     ushort ip_protocol // a
 """
 NAMES = (*LAYERS, "SOCK_RECV", "QDISC_ENQUEUE")
-MONO_NS, REAL_NS = 10**12, 1_700_000_000 * 10**9
+MONO_NS, REAL_NS = CLOCK[0], CLOCK[1] - CLOCK[0]
 
 
-def make_schema(data: bool = False) -> Schema:
-    """A schema like magnet: a base event, the layers, MAGNET_CONNECTION."""
+def schema_of(data: bool = False) -> str:
+    """A schema like magnet: the layers, MAGNET_CONNECTION."""
     events = "\n".join(f"event {name} {{{LEAN}{DATA if data else ''}}}" for name in NAMES)
     connection = "event MAGNET_CONNECTION {\n ulonglong connection // id\n uint lport // port\n}"
-    return parse(f"event KLOGGER_START {{\n int x // x\n}}\n{events}\n{connection}\n")
+    return f"{events}\n{connection}\n"
 
 
 class MagnetBuilder:
-    """A capture of some CPUs. log() adds records in the order of time; write() ends the file."""
+    """A capture of two CPUs. log() adds records in the order of time; write() makes the file."""
 
-    def __init__(
-        self,
-        path: Path,
-        data: bool = False,
-        cpus: int = 2,
-        rotates: bool = False,
-        **settings: Any,
-    ) -> None:
-        self.path = path
-        self.schema = make_schema(data)
-        self.events = [(FIRST_EVENT + n, event) for n, event in enumerate(self.schema.events)]
-        self.places = {
-            event.name: (point, {p.field.name: p for p in place_fields(self.schema, event)[0]})
-            for point, event in self.events
-        }
-        size = 24 + max(place_fields(self.schema, event)[1] for _, event in self.events)
-        self.dtype = np.dtype(
-            {
-                "names": ["low", "time", "cpu", "location"],
-                "formats": ["=u4", "=u8", "=u4", "=u4"],
-                "offsets": [0, 4, 12, 16],
-                "itemsize": size,
-            }
-        )
-        self.now_ns = MONO_NS
-        clocks = Clocks(lambda: self.now_ns, lambda: self.now_ns + REAL_NS)
-        self.cpus = cpus
-        self.serials = [0] * cpus
-        self.accounts: Counter[tuple[int, int, str]] = Counter()
-        self.stream = self.open_stream(rotates)
-        info = CaptureInfo(
-            version="1", kernel="Linux 6.18 x86_64", dtype=self.dtype, cpus=cpus, requested=10,
-            recorded=10, programs=1, buffer_bytes=1 << 20, low_water_percent=75,
-            settings={"command": ["--addr", "192.0.2.1"], "filters": {"ports": [5001]}, "hz": 250}
-            | settings,
-            schema=self.schema, events=self.events,
-        )  # fmt: skip
-        self.stream.begin(info, SimpleNamespace(), clocks)  # type: ignore[arg-type]
-        self.stream.start()
-
-    def open_stream(self, rotates: bool) -> Stream:
-        return Stream(STREAMS["magnet"](), self.path, rotates=rotates)
-
-    def rows(self, count: int) -> NDArray[Any]:
-        return np.zeros(count, self.dtype)
+    def __init__(self, path: Path, data: bool = False, **settings: Any) -> None:
+        self.path, self.now = path, 0
+        told = {"command": ["--addr", "192.0.2.1"], "filters": {"ports": [5001]}, "hz": 250}
+        told |= {"logs": [0, 1]} | settings
+        self.logs = [LogBuilder(n, schema=schema_of(data), settings=told) for n in range(2)]
 
     def log(self, name: str, cpu: int = 0, count: int = 1, **values: Any) -> MagnetBuilder:
-        """Records of an event; values: a number or an array for each field."""
-        point, places = self.places[name]
-        rows = self.rows(count)
-        serials = self.serials[cpu] + 1 + np.arange(count)
-        self.serials[cpu] += count
-        times = self.now_ns + 1 + np.arange(count)
-        self.now_ns += count
-        rows["low"], rows["time"], rows["cpu"], rows["location"] = serials, times, cpu, point
-        for field, value in ({"connection": 7, "size": 100} | values).items():
-            if field in places:
-                place = places[field]
-                kind = np.dtype(place.type.dtype)
-                rows.setfield(np.asarray(value, kind), kind, 24 + place.offset)
-        for counter in ("attempts", "written"):
-            self.accounts[cpu, point, counter] += count
-        self.stream.push([Batch(cpu, rows, 0)])
+        """Records of an event."""
+        log = self.logs[cpu]
+        event = log.maker.format.event(name)
+        told = {"connection": 7, "size": 100} | values
+        told = {key: value for key, value in told.items() if event.find_field(key)}
+        for _ in range(count):
+            self.now += 1
+            log.log(name, self.now, **told)
         return self
 
     def lose(self, name: str, cpu: int = 0, count: int = 1) -> MagnetBuilder:
         """Records that found no room in the ring."""
-        point = self.places[name][0]
-        self.serials[cpu] += count
-        self.accounts[cpu, point, "attempts"] += count
-        self.accounts[cpu, point, "ring_full"] += count
+        self.logs[cpu].lose("ring_full", count, name)
         return self
 
     def release(self) -> MagnetBuilder:
-        self.stream.release(FOREVER_NS)
-        self.stream.settle()
+        """End the dumps that are under way."""
+        for log in self.logs:
+            if log.maker._parts:
+                log.end_dump()
         return self
-
-    def books(self) -> Books:
-        ledger = np.zeros((self.cpus, ROWS + 32), ACCOUNT)
-        shed = np.zeros(ledger.shape, np.uint64)
-        for (cpu, point, counter), count in self.accounts.items():
-            (shed if counter == "shed" else ledger[counter])[cpu, point] = count
-        full = self.accounts
-        return Books(
-            ledger=ledger,
-            serials=np.array(self.serials),
-            programs={"on_send": Program(0, 0, 0, 0, 0)},
-            read=dict(self.stream.order.read),
-            late=dict(self.stream.order.late),
-            ring_lost={
-                cpu: sum(n for (c, _, what), n in full.items() if (c, what) == (cpu, "ring_full"))
-                for cpu in range(self.cpus)
-            },
-            online=frozenset(range(self.cpus)),
-            shed=shed if shed.any() else None,
-        )
 
     def checkpoint(self) -> MagnetBuilder:
         self.release()
-        self.now_ns += 1000
-        self.stream.checkpoint(self.books())
-        return self
-
-    def rotate(self) -> MagnetBuilder:
-        self.release()
-        self.now_ns += 1000
-        clock = Clock(self.now_ns, self.now_ns + REAL_NS, 10, 0)
-        self.stream.rotate(self.books(), clock, "test")
+        for log in self.logs:
+            log.ledger()
         return self
 
     def mark(self, number: int, pid: int) -> MagnetBuilder:
-        self.stream.marks([Mark(number, "")], pid)
-        return self
+        self.release().logs[0].base("MARK", number=number, pid=pid)
+        return self.release()
 
-    def change(self, *values: int) -> MagnetBuilder:
-        self.stream.changed([Change(*values)])
-        return self
-
-    def write(self, reason: EndReason | None = EndReason.ASKED) -> Path:
-        """End the file; reason: None: without the end."""
+    def write_log(self, reason: int | None = 0) -> Path:
+        """The log. reason: of its end; None: it has none."""
+        folder = self.path.with_name(f"{self.path.name}.klog")
+        folder.mkdir()
         self.release()
-        if reason is not None:
-            self.stream.finish(dict(enumerate(self.serials)), self.now_ns)
-            clock = Clock(self.now_ns, self.now_ns + REAL_NS, 10, 0)
-            self.stream.end(self.books(), clock, reason, self.now_ns)
-        assert self.stream.close(10)
+        for cpu, log in enumerate(self.logs):
+            (log if reason is None else log.finish(reason)).write(folder / f"{PREFIX}{cpu}")
+        return folder
+
+    def write(self, reason: int | None = 0) -> Path:
+        """The file of the log."""
+        with tcpkmon.open(self.write_log(reason)) as log:
+            write(log, self.path, force=False)
         return self.path
 
 

@@ -134,7 +134,9 @@ def write_bulk(folder: Path, writes: int, connections: int = 10, every_ns: int =
             rows = _bulk_rows(log, cpu, number, connections, begin, every_ns)
             log.maker._begin()
             log.maker.add_rows(rows["point"].astype(np.uint16), rows, rows["time"])
-            for point, count in enumerate(np.bincount(rows["point"]).tolist()):
+            counts = np.bincount(rows["point"])
+            for point in np.flatnonzero(counts).tolist():
+                count = int(counts[point])
                 log.count(point).update(attempts=count, written=count, in_file=count)
             log.serials += len(rows)
             log.read += len(rows)

@@ -152,7 +152,7 @@ def test_losses_and_ends_have_exit_codes(tmp_path: Path, capfd: Capture) -> None
         ("mono", str(MONO_NS + 1)),
         ("rel", "0.000000001"),
         ("epoch", f"{(MONO_NS + REAL_NS) // 10**9}.000000001"),
-        ("iso", "2023-11-14T22:30:00.000000001Z"),
+        ("iso", "2024-11-21T14:40:00.000000001Z"),
     ],
 )
 def test_clocks(tmp_path: Path, capfd: Capture, clock: str, wanted: str) -> None:
@@ -183,13 +183,10 @@ def test_export_and_decode(tmp_path: Path, capfd: Capture) -> None:
     assert tool("decode", path) == 3 and "MAGNET_IP_SEND" in capfd.readouterr().out
 
 
-def test_verify_and_repair_by_the_commands(tmp_path: Path, capfd: Capture) -> None:
+def test_other_commands(tmp_path: Path, capfd: Capture) -> None:
     path = lossy_file(tmp_path / "a").write()
     assert tool("verify", path) == 3
     assert "9 lost, all accounted for" in capfd.readouterr().out
-    path.write_bytes(path.read_bytes()[:-100])
-    assert tool("repair", path, "-o", tmp_path / "b") == 0
-    assert "records kept" in capfd.readouterr().err
     assert cli.run(formats_pmgraph(), [str(path)]) == 1
     assert "is a MAGNeT file, not a PSC file; use tcpkmon magnet-parse" in capfd.readouterr().err
 
