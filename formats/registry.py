@@ -40,8 +40,8 @@ class FileFormat:
     suffix: how the file names that collect chooses end; segment: how those of segments do.
     place_at: capture and number of a segment. is_folder: a capture is a folder with one
     file for each CPU, otherwise one file. schema: the one that it can hold; None: any.
-    can_print: collect can print records (--print) while it writes them. has_entries: it holds the records of the schema tcp as entries of all
-    CPUs in one order.
+    can_print: collect can print records (--print) while it writes them. has_entries: it holds the
+    records of the schema tcp as entries of all CPUs in one order.
     """
 
     name: str

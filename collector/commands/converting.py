@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""collect --format magnet: captures into a log, of which a MAGNeT file is made when the capture ends.
+"""collect --format magnet: captures into a log, of which the file is made when the capture ends.
 
 The file is made by a process that is the user whose file it is, without root's rights: it gets the
 log's folder and the new file as descriptors. Another process, which reads neither, keeps the right
@@ -84,7 +84,8 @@ class _Conversion:
             socket.send_fds(self._line, [b"!"], [folder.fd])
             _, status = os.waitpid(self._child, 0)
             if os.WIFSIGNALED(status):
-                say(f"collect: {signal.Signals(os.WTERMSIG(status)).name} while {output.path} was made")
+                name = signal.Signals(os.WTERMSIG(status)).name
+                say(f"collect: {name} while {output.path} was made")
             size = os.fstat(output.fd).st_size
             if status == 0:
                 output.begin(b"")

@@ -36,7 +36,7 @@ from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 from tcpkmon.formats.registry import FILE_FORMATS, FileFormat
 
 FORMATS = (*STREAMS, "magnet")
-"""The first is the default. Of a MAGNeT capture a log is written, which becomes the file at the end."""
+"""The first is the default. A MAGNeT file is made of a log, when the capture ends."""
 _OF_REQUESTS = {"locations": "SEND_CALL,RECEIVE_CALL", "columns": "pid,comm,netns,seg_ack"}
 """What --requests adds."""
 

@@ -92,11 +92,13 @@ def convert(reader: Reader, out: BinaryIO) -> None:
     with LogReader(logs[0].path) as first:  # MARK is in the lowest CPU's log, CLOCK in each
         for rows in merged([*streams, _own(first, packing.layout)]):
             file.add(rows)
-    file.end(EndReason[whole.end_reason.upper().replace(" ", "_")] if _has_end(whole) else None)
+    file.end(_reason(whole))
 
 
-def _has_end(whole: Report) -> bool:
-    return whole.proven_end and whole.end_reason is not None
+def _reason(whole: Report) -> EndReason | None:
+    """Why the capture ended; None where its end is not proven."""
+    reasons = {one.name.lower().replace("_", " "): one for one in EndReason}
+    return reasons.get(whole.end_reason or "") if whole.proven_end else None
 
 
 def _verify(paths: Sequence[Path]) -> list[Report]:
@@ -226,7 +228,8 @@ def _in_order(rows: Sequence[NDArray[Any]], order: NDArray[Any]) -> NDArray[Any]
     # As bytes: numpy joins structured rows without what belongs to no field.
     kind = rows[0].dtype
     joined = np.frombuffer(b"".join(one.tobytes() for one in rows), f"V{kind.itemsize}")
-    return joined[order].view(kind)
+    found: NDArray[Any] = joined[order].view(kind)
+    return found
 
 
 def _records(log: LogReader, packing: Packing, lost: int) -> Iterator[Keyed]:

@@ -179,7 +179,8 @@ class _Check:
         """Of a file that a capture wrote itself: its structure, and what it counts as lost."""
         report, walk = self._report, self._walk
         self._note_damage(not walk.ended)
-        report.ledger = not walk.ended
+        report.ledger, report.after_checkpoint = not walk.ended, walk.open
+        report.words = {**WORDS, "no ledger in this file": "a file of before, with other ledgers"}
         report.seq_lost = max(walk.lost, self._losses.ledger) + self._losses.missed
         report.unchecked.append(_OF_BEFORE)
         if walk.open:

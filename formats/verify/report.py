@@ -311,7 +311,8 @@ class Report:
         lost = self.lost_total
         if not self.ledger:
             what = f"{self.seq_gaps} gap(s), {lost} missing" if lost else "it has no gap"
-            return f"no ledger in this file: only the sequence can be checked; {what}"
+            none = self.word("no ledger in this file")
+            return f"{none}: only the sequence can be checked; {what}"
         if self.tail_unknown:
             known = f"{lost} lost before" if lost else "what comes before adds up"
             return f"tail unknown ({known})"

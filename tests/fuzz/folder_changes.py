@@ -37,7 +37,6 @@ def templates() -> dict[str, tuple[Files, Files, int]]:
     from tests.unit.log_maker import make_logs
     from tests.unit.segment_maker import make
     from tests.unit.test_archive import archive
-    from tests.unit.test_magnet_segments import build
 
     def _dumps(path: Path, segments: int, count: int) -> None:
         dumps(path)
@@ -46,7 +45,7 @@ def templates() -> dict[str, tuple[Files, Files, int]]:
     with tempfile.TemporaryDirectory() as base:
         for name, write, packs in (
             ("psc", make, False), ("zst", make, True), ("logs", make_logs, False),
-            ("magnet", build, False), ("dumps", _dumps, False),
+            ("dumps", _dumps, False),
         ):  # fmt: skip
             Path(base, name).mkdir()
             for part in ("one", "other"):
@@ -219,10 +218,10 @@ def _foreign(files: Files, other: Files, chance: random.Random) -> None:
 
 def _cut_out(files: Files, other: Files, chance: random.Random) -> None:
     """A file out of which entries are cut, numbered anew: see tests/unit/cutting.py."""
-    from tests.unit.cutting import cut_log, cut_magnet, cut_psc
+    from tests.unit.cutting import cut_log, cut_psc
 
     ways: dict[str, Callable[[Path], Iterator[Any]]] = {
-        ".pm": cut_psc, ".magnet": cut_magnet, ".cpu0": cut_log, ".cpu1": cut_log,
+        ".pm": cut_psc, ".cpu0": cut_log, ".cpu1": cut_log,
     }  # fmt: skip
     names = [name for name in files if Path(name).suffix in ways]
     if not names:

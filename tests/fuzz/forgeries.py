@@ -24,16 +24,14 @@ from tests.fuzz.folder_changes import Files, change_folder, read, write
 from tests.fuzz.mutate import mutate
 from tests.kept.make import unpack
 from tests.unit.forging import PLACES, PscFile
-from tests.unit.forging_logs import LOG_PLACES, MAGNET_PLACES, LogFile, MagnetFile
+from tests.unit.forging_logs import LOG_PLACES, LogFile
 
 KEPT = (
     "psc-plain", "psc-rotated", "psc-recorded", "psc-zst",
     "klogger-plain", "klogger-rotated", "klogger-recorded",
-    "magnet-plain", "magnet-rotated", "magnet-recorded",
 )  # fmt: skip
 _KINDS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "psc": (PscFile, PLACES), "klogger": (LogFile, LOG_PLACES),
-    "magnet": (MagnetFile, MAGNET_PLACES),
 }  # fmt: skip
 _ON_THEIR_WAY = frozenset(("written", "attempts", "serials", "read"))
 """Of a dump these are counted after the end of its window: see docs/verify.md."""
@@ -59,7 +57,7 @@ def check(data: bytes, folder: Path) -> None:
     chance = random.Random(data)
     forged = forge(chance)
     write(forged.files, folder)
-    is_file = forged.name in ("psc-plain", "magnet-plain")
+    is_file = forged.name == "psc-plain"
     path = folder / next(iter(forged.files)) if is_file else folder
     found: Answer = ask(verify.command, *chance.choice(([], ["--json"])), path)
     found.check((0, 1, 3, 5))
@@ -93,7 +91,6 @@ def _readers(name: str) -> list[tuple[str, Any, list[str]]]:
         "psc": [*talks, as_rows, (_DRAWS_LOSSES, pmgraph.command, ["-T"]),
                 ("check", check.command, ["no_loss"]), ("diff", diff.command, [str(_sound())])],
         "klogger": [*talks, *logs, ("latency", latency.command, [])],
-        "magnet": logs,
     }[name.partition("-")[0]]  # fmt: skip
 
 

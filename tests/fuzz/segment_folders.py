@@ -58,16 +58,13 @@ def seeds() -> Iterator[tuple[str, bytes]]:
     from tests.unit.log_maker import make_logs
     from tests.unit.segment_maker import make
     from tests.unit.test_log_recorder import Recorder
-    from tests.unit.test_magnet_segments import build
 
     with tempfile.TemporaryDirectory() as base:
         for name, write in (
             ("psc", lambda path: make(path, 3, 4, 1)),
             ("logs", lambda path: make_logs(path, 3, 4, 1)),
             ("clean-logs", lambda path: make_logs(path, 2, 3)),
-            ("magnet", lambda path: build(path, 3, 4, 1)),
             ("states", _with_states),
-            ("magnet-dumps", _magnet_dumps),
         ):
             write(Path(base, name))
             yield name, pack(Path(base, name))
@@ -92,20 +89,6 @@ def _with_states(path: Path) -> None:
         maker.records(4)
         maker.rotate()
     maker.close()
-
-
-def _magnet_dumps(path: Path) -> None:
-    """Two dumps that share records."""
-    from tests.unit.test_magnet_recorder import Recording
-
-    made = Recording(path, after_s=0.5)
-    for _ in range(3):
-        made.second(3, 1)
-    made.stream.ask()
-    made.second(3, 1)
-    made.stream.ask(4711)
-    made.second(3)
-    made.end()
 
 
 def check(data: bytes, folder: Path) -> None:

@@ -278,6 +278,21 @@ def parse_magnet(path: Path, *options: object) -> Answer:
     return answer
 
 
+def as_magnet(data: bytes) -> None:
+    """The MAGNeT file of a log: verify says the same of both."""
+    from tcpkmon.formats.commands.export import command
+    from tcpkmon.formats.registry import format_of
+
+    path, new = _stored(data), _fresh()
+    answer = ask(command, path, "--format", "magnet", "-o", new)
+    answer.check((READ, REFUSED, LOST, DAMAGED))
+    assert new.exists() or answer.code in (REFUSED, DAMAGED)
+    if new.exists():
+        (one,), (other,) = format_of(path).verify(path), format_of(new).verify(new)
+        assert one.exit_code == other.exit_code, (one.verdict, other.verdict, other.problems)
+        assert one.verdict == other.verdict or one.problems_total, (one.verdict, other.verdict)
+
+
 def magnet_table(data: bytes) -> None:
     parse_magnet(_stored(data), "--time", _pick(data, CLOCKS))
 
@@ -996,6 +1011,7 @@ TARGETS = {
     "anonymise-klogger": Target("klogger", 20, anonymised),
     "csv-klogger": Target("klogger", 10, exporting("csv"), in_c=True),
     "arrow-klogger": Target("klogger", 10, exporting("arrow")),
+    "magnet-klogger": Target("klogger", 20, as_magnet),
     "perfetto-klogger": Target("klogger", 10, exporting("perfetto")),
     **{
         f"decode-{form}": Target("klogger", 15, decoding(form), in_c=form != "parquet")
@@ -1005,8 +1021,6 @@ TARGETS = {
     "analysis": Target("klogger", 20, analysis),
     "detect-magnet": Target("magnet", 20, detect),
     "verify-magnet": Target("magnet", 50, verify),
-    "repair-magnet": Target("magnet", 30, repair),
-    "anonymise-magnet": Target("magnet", 30, anonymised),
     "json-magnet": Target("magnet", 10, exporting("json"), in_c=True),
     "arrow-magnet": Target("magnet", 10, exporting("arrow")),
     "perfetto-magnet": Target("magnet", 10, exporting("perfetto")),

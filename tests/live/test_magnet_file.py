@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from tcpkmon.formats.magnet.header import MagnetFile
 from tcpkmon.formats.magnet.layout import FIRST_CONTROL, LOST
 from tcpkmon.formats.verify import Report, verify_magnet
 from tests.live.capturing import WAIT_S, wait_until
+from tests.live.faults import Disk
 from tests.live.wire import decode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,12 +31,12 @@ COLLECT = [sys.executable, "-c", "from tcpkmon.collector.commands import collect
 MESSAGES, BYTES, ANSWER = 300, 4000, 100
 
 
-def start(path: Path, *options: str) -> subprocess.Popen[str]:
+def start(path: Path, *options: str, **more: Any) -> subprocess.Popen[str]:
     """collect that is attached."""
     read, write = os.pipe()
     words = [*COLLECT, "--format", "magnet", "-o", str(path), "--ready-fd", str(write), *options]
     process = subprocess.Popen(
-        words, cwd=ROOT, pass_fds=[write], stderr=subprocess.PIPE, text=True
+        words, cwd=ROOT, pass_fds=[write], stderr=subprocess.PIPE, text=True, **more
     )
     os.close(write)
     with os.fdopen(read, "rb") as ready:
@@ -176,20 +178,110 @@ def test_losses_are_in_their_places(tmp_path: Path) -> None:
     assert report.ring_lost == report.totals.lost["ring full"]
 
 
-def test_a_capture_that_is_killed(tmp_path: Path) -> None:
-    path = tmp_path / "a.magnet"
+def export(log: Path, path: Path) -> int:
+    return cli.run(command, ["export", "--format", "magnet", str(log), "-o", str(path)])
+
+
+def test_a_capture_that_is_killed_leaves_its_log(tmp_path: Path) -> None:
+    path, log = tmp_path / "a.magnet", tmp_path / "a.magnet.klog"
     process = start(path)
     transfer()
-    size = path.stat().st_size
-    wait_until(lambda: path.stat().st_size > size)  # a ledger, once a second
+    logs = [one for one in log.iterdir() if one.stat().st_size]
+    sizes = [one.stat().st_size for one in logs]
+    wait_until(lambda: [one.stat().st_size for one in logs] > sizes)  # a ledger, once a second
     process.kill()
     process.communicate(timeout=WAIT_S)
+    assert not path.exists() and os.listdir(tmp_path) == [log.name], "nothing hidden stays"
+    again = subprocess.run(
+        [*COLLECT, "--format", "magnet", "-o", str(path)], cwd=ROOT, check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert again.returncode == 1 and "a capture that was not converted" in again.stderr
+    assert export(log, path) == 3
     report = verify_magnet(path)
     assert report.exit_code == 3 and report.tail_unknown and not report.problems
     assert report.checkpoints >= 1 and report.entries > 4 * MESSAGES
-    new = tmp_path / "b.magnet"
-    assert cli.run(command, ["repair", "-q", str(path), "-o", str(new)], prog="tcpkmon") == 0
-    assert verify_magnet(new).end_reason == "error"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_the_capture_and_it_is_converted(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """To the whole group, as a terminal and service managers send them."""
+    path = tmp_path / "a.magnet"
+    process = start(path, start_new_session=True)
+    transfer(20)
+    os.killpg(process.pid, number)
+    _, told = process.communicate(timeout=WAIT_S)
+    assert process.returncode in (0, 128 + number), told
+    assert os.listdir(tmp_path) == [path.name], told
+    report = verify_magnet(path)
+    assert report.exit_code == 0 and report.end_reason == "asked"
+
+
+def test_a_duration_and_a_command(tmp_path: Path) -> None:
+    timed, around = tmp_path / "a.magnet", tmp_path / "b.magnet"
+    for path, words in ((timed, ["--duration", "1s"]), (around, ["--", "sh", "-c", "exit 7"])):
+        done = subprocess.run(
+            [*COLLECT, "--format", "magnet", "-o", str(path), *words], cwd=ROOT, check=False,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == (7 if path == around else 0), done.stderr
+        assert f"{path} is made of it" in done.stderr
+    assert verify_magnet(timed).end_reason == "duration"
+    assert verify_magnet(around).end_reason == "command ended"
+    assert sorted(os.listdir(tmp_path)) == ["a.magnet", "b.magnet"]
+    assert timed.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_full_disk_while_it_is_converted_keeps_the_log(tmp_path: Path) -> None:
+    with Disk(32 << 20) as disk:
+        path, log = disk.path / "a.magnet", disk.path / "a.magnet.klog"
+        process = start(path)
+        transfer(50)
+        ballast = disk.fill()
+        process.send_signal(signal.SIGINT)
+        # What the capture still writes has no room either: so that its log is whole, some of it.
+        os.truncate(ballast, ballast.stat().st_size - (256 << 10))
+        wait_until(lambda: b"KLOGGER_FINISH" in (log / "kernlog.dump.cpu0").read_bytes())
+        _, told = process.communicate(timeout=WAIT_S)
+        if process.returncode == 0:
+            pytest.skip("there was room for it")
+        assert process.returncode == 1 and "the log stays" in told, told
+        assert not path.exists() and log.is_dir()
+        ballast.unlink()
+        assert export(log, path) in (0, 3)
+        assert verify_magnet(path).exit_code in (0, 3)
+
+
+def test_the_file_is_made_by_the_user_who_called_sudo(tmp_path: Path) -> None:
+    """In a folder of root's, which the user may not even enter."""
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o700)
+    path = folder / "a.magnet"
+    done = subprocess.run(
+        [*COLLECT, "--format", "magnet", "-o", str(path), "--as-root", "--", "true"], cwd=ROOT,
+        check=False, capture_output=True, text=True,
+        env=os.environ | {"SUDO_UID": "65534", "SUDO_GID": "65534", "SUDO_USER": "nobody"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(folder) == [path.name]
+    assert (path.stat().st_uid, path.stat().st_gid) == (65534, 65534)
+    assert verify_magnet(path).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "words", [["--rotate-every", "1s"], ["--record-last", "5s"], ["-o", "-"]], ids=lambda w: w[0]
+)
+def test_what_makes_no_sense_with_it(tmp_path: Path, words: list[str]) -> None:
+    path = tmp_path / "a"
+    done = subprocess.run(
+        [*COLLECT, "--format", "magnet", "-o", str(path), *words], cwd=ROOT, check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "--format klogger, then tcpkmon export --format magnet" in done.stderr
+    assert not os.listdir(tmp_path)
 
 
 OWN = {
@@ -254,7 +346,7 @@ def test_marks_are_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert cli.run(command, ["enable", "IP_RECV"], prog="tcpkmon") == 0
     report = stop(process, path)
     assert report.exit_code == 0 and not report.problems
-    assert len(report.off) == 1 and report.off[0].startswith("MAGNET_IP_RECV was off from")
+    assert len(report.off) == 1 and report.off[0].startswith("IP_RECV was off from")
     rows, codes = rows_of(path)
     marks = rows[rows["event"] == codes["MARK"]]
     assert (marks["sockid"].tolist(), marks["size"].tolist()) == ([77], [os.getpid()])

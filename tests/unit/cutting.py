@@ -22,10 +22,6 @@ from tcpkmon.formats.klogger.encode import Packed, finish_dump, pack_event
 from tcpkmon.formats.klogger.reader import LogReader
 from tcpkmon.formats.klogger.table import RECORD_HEAD_BYTES
 from tcpkmon.formats.klogger.walk import list_bytes
-from tcpkmon.formats.magnet.control import Block, encode
-from tcpkmon.formats.magnet.header import MagnetFile
-from tcpkmon.formats.magnet.layout import CONTROL, FIRST_EVENT
-from tcpkmon.formats.magnet.walk import Entry, Walk
 from tcpkmon.formats.psc.reader import open_capture
 
 _HEAD = np.dtype([("number", "=u4"), ("size", "=u4"), ("serial", "=u8"), ("time", "=u8")])
@@ -83,42 +79,6 @@ def cut_psc(path: Path) -> Iterator[tuple[Cut, bytes]]:
 def _decode(rows, at, order):  # type: ignore[no-untyped-def]
     words = control.words_view(rows, order)[at].tolist()
     return facts.decode(int(rows["callvalue"][at]), int(rows["location"][at]), words)
-
-
-def cut_magnet(path: Path) -> Iterator[tuple[Cut, bytes]]:
-    """Of a MAGNeT file."""
-    with MagnetFile(path) as file:
-        layout, first = file.layout, file.first
-        rows = file.read(0, file.count).copy()
-        entries = [found for found in Walk(file) if isinstance(found, Entry)]
-    places = sorted({first, *(one.start for one in entries), *(one.start + one.count
-                    for one in entries[:-1])})  # fmt: skip
-    by_start = {one.start: one for one in entries}
-    for start, stop in itertools.combinations(places, 2):
-        out = [rows[:first].tobytes()]
-        block, number, records, checkpoint, at = Block(layout.size), 0, 0, None, first
-        while at < len(rows):
-            found = by_start.get(at)
-            size = found.count if found is not None else 1
-            if start <= at < stop:
-                at += size
-                continue
-            if found is None:
-                data = rows[at : at + 1].tobytes()
-                block.add(memoryview(data))
-                records += 1
-                out.append(data)
-            else:
-                values = {**found.values, "number": number, "records": records, **block.values()}
-                if "checkpoint" in values:
-                    checkpoint = values["checkpoint"] if checkpoint is None else checkpoint + 1
-                    values["checkpoint"] = checkpoint
-                out.append(encode(values, layout))
-                number, block = number + 1, Block(layout.size)
-            at += size
-        codes = rows["event"][start:stop]
-        inside = (codes >= FIRST_EVENT) & (codes < CONTROL)
-        yield Cut(start, stop, int(inside.sum())), b"".join(out)
 
 
 def cut_log(path: Path) -> Iterator[tuple[Cut, bytes]]:

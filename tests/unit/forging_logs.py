@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forges Klogger logs and MAGNeT files as forging.py does PSC files.
+"""Forges Klogger logs as forging.py does PSC files.
 
-Written after docs/klogger-format.md and docs/magnet-format.md alone. encode(leave=...) leaves one
-of the places as it was.
+Written after docs/klogger-format.md alone. encode(leave=...) leaves one of the places as it was.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 LOG_PLACES = ("serial", "sum", "finish", "in_file", "written", "attempts", "serials", "read")
-MAGNET_PLACES = ("records", "block", "sums", "in_file", "written", "attempts", "serials", "read")
 """What counts or sums up records. sum: of a dump."""
 _HEAD = 24
-_FIRST, _ENTRY, _TEXT = 1 << 31, (1 << 31) + 1, (1 << 31) + 2
 
 
 class LogFile:
@@ -139,94 +136,3 @@ _BASE = frozenset((
 ))  # fmt: skip
 
 
-class MagnetFile:
-    """A file of 64 bits, little-endian. Of a record nobody knows the CPU; which one loses it in the
-    ledger is this class's choice."""
-
-    def __init__(self, data: bytes) -> None:
-        self._size = next(size for size in (24, 120)
-                          if struct.unpack_from("<I", data, size + 16)[0] == _TEXT)  # fmt: skip
-        self._items: list[tuple[bytes, dict[str, Any] | None, int]] = []
-        self._times: dict[int, int] = {}
-        at = 0
-        while at < len(data):
-            _, time, event, size = struct.unpack_from("<QQIi", data, at)
-            begin, text = at, b""
-            at += self._size
-            while event in (_FIRST, _ENTRY) and len(text) < size:
-                text += data[at : at + 16] + data[at + 24 : at + self._size]
-                at += self._size
-            told = json.loads(text[:size]) if event == _ENTRY else None
-            self._items.append((data[begin:at], told, time))
-
-    @property
-    def records(self) -> list[int]:
-        """The places of records of events among all items."""
-        return [at for at, (raw, told, _) in enumerate(self._items)
-                if told is None and 3 < struct.unpack_from("<I", raw, 16)[0] < _FIRST]  # fmt: skip
-
-    def drop(self, which: Iterable[int]) -> None:
-        """Take out records, by their place among them."""
-        records = self.records
-        self._times |= {records[at]: 0 for at in which}
-
-    def double(self, which: Iterable[int]) -> None:
-        """Have records twice."""
-        records = self.records
-        self._times |= {records[at]: 2 for at in which}
-
-    def encode(self, leave: Collection[str] = ()) -> bytes:
-        """The file. leave: of MAGNET_PLACES, those that are not rewritten."""
-        out, block, count = [], list[bytes](), 0
-        more, rows = Counter[tuple[int, int]](), self._rows()
-        for at, (raw, was, time) in enumerate(self._items):
-            if was is not None:
-                told = json.loads(json.dumps(was))
-                sums = [zlib.crc32(b"".join(block[low : low + 1024]))
-                        for low in range(0, len(block), 1024)]  # fmt: skip
-                new = {"records": count, "block": len(block), "sums": sums}
-                told |= {name: value for name, value in new.items() if name not in leave}
-                if told.get("kind") == "LEDGER":
-                    _rewrite(told, more, leave)
-                out.append(self._text(told, time))
-                block = []
-                continue
-            times = self._times.get(at, 1)
-            if times != 1:
-                code = struct.unpack_from("<I", raw, 16)[0]
-                found = next(key for key, left in rows.items() if key[1] == code and left > 0)
-                rows[found] -= 1
-                more[found] += times - 1
-            if struct.unpack_from("<I", raw, 16)[0] < _FIRST:
-                block += [raw] * times
-                count += times
-            out += [raw] * times
-        return b"".join(out)
-
-    def _rows(self) -> dict[tuple[int, int], int]:
-        """How many records each CPU and event has in the file, as the last ledger says."""
-        *_, last = (told for _, told, _ in self._items if told and told.get("kind") == "LEDGER")
-        return {(row[0], row[1]): row[16] for row in last["points"]}
-
-    def _text(self, told: dict[str, Any], time: int) -> bytes:
-        text = json.dumps(told, separators=(",", ":")).encode()
-        out = [struct.pack("<QQIi", zlib.crc32(text), time, _ENTRY, len(text))]
-        out[0] += bytes(self._size - 24)
-        step = self._size - 8
-        for low in range(0, len(text), step):
-            part = text[low : low + step]
-            padded = part + bytes(step - len(part))
-            out.append(padded[:16] + struct.pack("<Ii", _TEXT, len(part)) + padded[16:])
-        return b"".join(out)
-
-
-def _rewrite(
-    told: dict[str, Any], more: Counter[tuple[int, int]], leave: Collection[str]
-) -> None:
-    for row in told["points"]:
-        for name, place in (("attempts", 2), ("written", 6), ("in_file", 16)):
-            row[place] += 0 if name in leave else more[row[0], row[1]]
-    for row in told["cpus"]:
-        total = sum(count for (cpu, _), count in more.items() if cpu == row[0])
-        for name, place in (("serials", 1), ("read", 2)):
-            row[place] += 0 if name in leave else total

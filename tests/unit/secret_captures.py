@@ -17,7 +17,6 @@ from tcpkmon.formats.psc.columns import FLAG_STRING
 from tcpkmon.formats.psc.header import KIND_HOST, KIND_SCHEMA, Header, encode_header, text_data
 from tests.unit.captures import FURTHER, CaptureBuilder
 from tests.unit.log_builder import LogBuilder
-from tests.unit.magnet_builder import MagnetBuilder
 
 HOST, USER, COMM, COMPANY = "zuse-frankfurt", "konrad.zuse", "zusedb-primary", "ZuseWerke"
 PATH = "/srv/zusewerke/secret.bin"
@@ -129,13 +128,3 @@ def log_file(path: Path, cpu: int = 0, **changes: Any) -> LogBuilder:
     return build
 
 
-def magnet_file(path: Path) -> None:
-    """A file with the ports, and names in its header."""
-    made = MagnetBuilder(path, data=True, **SETTINGS)
-    made.log("MAGNET_CONNECTION", lport=5001)
-    for _ in range(5):
-        made.log("SOCK_SEND", connection=3, tcp_source=5001, tcp_dest=40001, tcp_snd_cwnd=10)
-        made.log("IP_SEND", connection=3, ip_version=4, ip_ttl=64)
-    made.lose("IP_SEND", 0, 2).checkpoint().mark(5, 99)
-    made.log("SOCK_RECV", size=-11)
-    made.write()

@@ -7,7 +7,6 @@ import ipaddress
 import json
 import os
 import random
-import socket
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,6 @@ from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError, U
 from tcpkmon.formats.base.reconciled import Reconciled
 from tcpkmon.formats.commands.anonymise import command
 from tcpkmon.formats.klogger.reader import LogReader
-from tcpkmon.formats.magnet.header import MagnetFile
-from tcpkmon.formats.magnet.walk import Piece, Walk
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.schema import parse
 from tcpkmon.formats.verify import Report
@@ -54,7 +51,6 @@ from tests.unit.secret_captures import (
     USER,
     WORDS,
     log_file,
-    magnet_file,
     psc_file,
 )
 
@@ -84,10 +80,6 @@ def secrets_in(path: Path) -> list[str]:
     for file in files:
         data = file.read_bytes()
         text = data.lower() + str(file.relative_to(path.parent)).lower().encode()
-        # MAGNeT's texts are in pieces, between the heads of records.
-        if data.startswith(b"MAGNeT"):
-            with MagnetFile(file) as magnet:
-                text += json.dumps(magnet.header).lower().encode()
         found += [word for word in WORDS if word.lower().encode() in text]
         found += [repr(number) for number in NUMBERS if number in data]
         for address in ADDRESSES:
@@ -348,35 +340,15 @@ def test_what_is_kept_by_choice(tmp_path: Path) -> None:
     assert str(HERE) not in json.dumps(log.header)
 
 
-@pytest.mark.parametrize("kind", ["psc", "log", "magnet"])
+@pytest.mark.parametrize("kind", ["psc", "log"])
 def test_one_key_replaces_the_same_by_the_same(tmp_path: Path, kind: str) -> None:
-    make: Any = {"psc": psc_file, "log": log_file, "magnet": magnet_file}[kind]
+    make: Any = {"psc": psc_file, "log": log_file}[kind]
     make(tmp_path / "old")
     for number, key in enumerate((KEY, KEY, read_key(None))):
         anonymise(tmp_path / "old", tmp_path / f"new{number}", who(key=key))
     one, two, three = ((tmp_path / f"new{number}").read_bytes() for number in range(3))
     assert one == two != three
     assert KEY not in one and KEY.hex().encode() not in one and KEY[:16] not in one
-
-
-def test_a_magnet_file_names_nobody(tmp_path: Path) -> None:
-    old, new = tmp_path / "old.magnet", tmp_path / "new.magnet"
-    magnet_file(old)
-    assert {*secrets_in(old)} >= {*WORDS}
-    anonymise(old, new, who(also="ports"))
-    assert secrets_in(new) == [] and says_so(new)
-    assert proof(new) == proof(old)
-    with MagnetFile(old) as before, MagnetFile(new) as after:
-        ours, theirs = (
-            np.concatenate([one.rows for one in Walk(file) if isinstance(one, Piece)])
-            for file in (before, after)
-        )
-        sent = ours["source"] == 5001
-        assert sent.any() and (theirs["source"][sent] == who(also="ports").port(5001)).all()
-        assert (ours["timestamp"] == theirs["timestamp"]).all()
-        assert ours["snd_cwnd"].tolist() == theirs["snd_cwnd"].tolist()
-        name = socket.gethostname()
-        assert len(name) < 4 or name not in json.dumps(after.header)
 
 
 @pytest.mark.parametrize("kind", ["psc", "klogger"])

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets of Klogger logs and MAGNeT files: steps by schema, what the files tell, and verify."""
+"""Budgets of Klogger logs: steps by schema, what the files tell, and verify."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,16 @@ from tcpkmon.collector.plan.budget import LOCATIONS, Step, make_steps
 from tcpkmon.collector.plan.event_codegen import event_lines
 from tcpkmon.collector.plan.event_layout import EventLayout, lay_out_sources
 from tcpkmon.collector.plan.schema_sources import find_sources
-from tcpkmon.formats.base.changes import ChangeKind
 from tcpkmon.formats.base.control import Change
 from tcpkmon.formats.base.shedding import Why, encode_why
 from tcpkmon.formats.klogger.batch import facts_of
 from tcpkmon.formats.klogger.reader import LogReader
-from tcpkmon.formats.magnet.control import POINT_COUNTERS
-from tcpkmon.formats.magnet.header import MagnetFile
-from tcpkmon.formats.magnet.walk import Entry, Walk
 from tcpkmon.formats.registry import format_of
-from tcpkmon.formats.verify import Report, verify_magnet
+from tcpkmon.formats.verify import Report
 from tcpkmon.formats.verify.klogger.books import integers
 from tests.unit.klogger_samples import LogMaker as SampleLog
 from tests.unit.klogger_samples import describe_events, make_schema
 from tests.unit.log_maker import LogMaker
-from tests.unit.magnet_builder import MagnetBuilder
 from tests.unit.test_log_recorder import Recorder
 from tests.unit.test_log_recorder import verify as verify_dumps
 
@@ -87,51 +81,6 @@ def test_the_programs_sample_by_the_connection_and_always_name_it() -> None:
                            r"\d+, (.*)\)\)", text))
     assert keys.pop("MAGNET_CONNECTION") == "0"
     assert len(keys) == 8 and {*keys.values()} == {"klogger_key(connection_)"}
-
-
-def shed_magnet(path: Path, wrong: int = 0) -> Report:
-    made = MagnetBuilder(path, budget=SETTINGS["budget"]).log("IP_SEND", 0, 5).checkpoint()
-    point = made.places["IP_SEND"][0]
-    made.change(ChangeKind.SHED, 0, made.now_ns, made.now_ns + 9, 0, 1, 0, TAKEN)
-    made.accounts[0, point, "attempts"] += 7
-    made.accounts[0, point, "shed"] += 7 - wrong
-    made.change(ChangeKind.SHED, 0, made.now_ns + 10, made.now_ns + 19, 1, 0, 0, CALM)
-    made.log("IP_SEND", 0, 5).write()
-    return verify_magnet(path)
-
-
-def test_a_magnet_file_tells_what_was_shed(tmp_path: Path) -> None:
-    report = shed_magnet(tmp_path / "a.magnet")
-    assert report.exit_code == 0 and not report.problems, report.problems
-    assert report.verdict == "adds up: nothing lost; 7 shed by the budget"
-    assert report.totals.shed == 7 and report.totals.attempts == 17
-    first, second = report.shed
-    assert first.endswith(
-        "step 1 of the budget leaves out IP_SEND (disk rate at 220 % of its budget)"
-    )
-    assert "taken back IP_SEND (the highest at 46 %" in second
-    wrong = shed_magnet(tmp_path / "b.magnet", wrong=1)
-    assert wrong.exit_code == 5 and "17 attempts" in wrong.problems[0].what
-
-
-def test_a_magnet_file_without_a_budget_is_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "a.magnet"
-    MagnetBuilder(path).log("IP_SEND", 0, 5).checkpoint().write()
-    with MagnetFile(path) as file:
-        values = [one.values for one in Walk(file) if isinstance(one, Entry)]
-    rows = [row for one in values for row in one.get("points", [])]
-    assert {len(row) for row in rows} == {2 + len(POINT_COUNTERS)}
-    assert "shed" not in json.dumps(values)
-
-
-def test_a_magnet_segment_begins_with_the_step_in_force(tmp_path: Path) -> None:
-    made = MagnetBuilder(tmp_path / "out", rotates=True, budget=SETTINGS["budget"])
-    made.log("IP_SEND", 0, 5).checkpoint()
-    made.change(ChangeKind.SHED, 0, made.now_ns, made.now_ns + 9, 0, 1, 0, TAKEN)
-    made.rotate().log("DEV_SEND", 0, 5).write()
-    made.stream.discard()
-    *segments, chain = format_of(tmp_path / "out").verify(tmp_path / "out")
-    assert not chain.problems and all("leaves out IP_SEND" in one.shed[0] for one in segments)
 
 
 def shed_log(folder: Path, rotates: bool = False, **more: Any) -> list[Report]:

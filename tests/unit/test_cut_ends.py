@@ -13,12 +13,10 @@ from tcpkmon.formats.base.segments import find_segments
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify.report import NOT_CLOSED
 from tests.fuzz.seeds import dumps as psc_dumps
-from tests.unit.cutting import Cut, cut_log, cut_magnet, cut_psc
+from tests.unit.cutting import Cut, cut_log, cut_psc
 from tests.unit.log_maker import LogMaker, make_logs
 from tests.unit.segment_maker import Maker, make
 from tests.unit.test_log_recorder import Recorder
-from tests.unit.test_magnet_recorder import Recording
-from tests.unit.test_magnet_segments import build
 
 Cuts = Callable[[Path], Iterator[tuple[Cut, bytes]]]
 
@@ -30,16 +28,6 @@ def _plain(path: Path) -> Path:
         maker.checkpoint()
     maker.close()
     return path
-
-
-def _magnet_dump(path: Path) -> Path:
-    made = Recording(path)
-    for _ in range(6):
-        made.second(4)
-    made.stream.ask()
-    made.second(4)
-    made.second(4)
-    return made.end()[0]
 
 
 def _log(path: Path) -> Path:
@@ -67,9 +55,6 @@ FILES: dict[str, tuple[Callable[[Path], Path], Cuts]] = {
     "psc-segment": (lambda path: make(path, 3, 8)[0], cut_psc),
     "psc-later-segment": (lambda path: make(path, 3, 8)[1], cut_psc),
     "psc-dump": (lambda path: psc_dumps(path)[0], cut_psc),
-    "magnet": (lambda path: build(path, 1, 8)[0], cut_magnet),
-    "magnet-segment": (lambda path: build(path, 3, 8)[1], cut_magnet),
-    "magnet-dump": (_magnet_dump, cut_magnet),
     "log": (_log, cut_log),
     "log-segment": (lambda path: make_logs(path, 3, 8)[1] / "kernlog.dump.cpu0", cut_log),
     "log-dump": (_log_dump, cut_log),

@@ -17,7 +17,6 @@ from tcpkmon.formats.commands.pmgraph import command as pmgraph
 from tests.unit.log_maker import make_logs
 from tests.unit.segment_maker import make
 from tests.unit.test_archive import archive
-from tests.unit.test_magnet_segments import build
 
 
 def _swap(paths: list[Path]) -> None:
@@ -95,10 +94,9 @@ def test_all_readers_give_one_answer(tmp_path: Path, case: str, form: str) -> No
     assert _codes(folder, tmp_path) == dict.fromkeys(READERS, read)
 
 
-@pytest.mark.parametrize("write", [make_logs, build])
-def test_readers_of_events_too(tmp_path: Path, write: Callable[[Path], list[Path]]) -> None:
+def test_readers_of_events_too(tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    paths = write(folder)
+    paths = make_logs(folder)
     commands = ["decode", "export"]
     for code, removed in ((0, paths[0]), (3, paths[1]), (3, paths[1])):
         found = {name: run(tcpkmon, [name, str(folder)], prog="tcpkmon") for name in commands}

@@ -17,7 +17,7 @@ from tcpkmon.formats.magnet.layout import NATIVE
 from tcpkmon.formats.registry import format_of
 from tests.kept.make import unpack
 from tests.unit.forging import PLACES, PscFile
-from tests.unit.forging_logs import LOG_PLACES, MAGNET_PLACES, LogFile, MagnetFile
+from tests.unit.forging_logs import LOG_PLACES, LogFile
 
 
 def forge(path: Path, seed: int, leave: set[str]) -> None:
@@ -60,11 +60,11 @@ def test_an_index_that_was_left_tells_it(name: str, at: int, tmp_path: Path) -> 
         assert 5 in verdicts(path.parent)
 
 
-KINDS = {"klogger-plain": (LogFile, LOG_PLACES), "magnet-plain": (MagnetFile, MAGNET_PLACES)}
+KINDS = {"klogger-plain": (LogFile, LOG_PLACES)}
 
 
 def forge_log(name: str, folder: Path, seed: int, leave: set[str]) -> Path:
-    """A kept log or MAGNeT file, changed: its largest file."""
+    """A kept log, changed: its largest file."""
     unpack(name, folder)
     files = [one for one in folder.rglob("*") if one.is_file()]
     path = max(files, key=lambda one: one.stat().st_size)

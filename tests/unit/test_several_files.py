@@ -20,9 +20,9 @@ from tcpkmon.formats.commands.pmgraph import command as pmgraph
 from tcpkmon.formats.commands.why import command as why
 from tcpkmon.formats.psc.reader import Capture, open_capture
 from tcpkmon.formats.registry import group
+from tests.kept.make import unpack
 from tests.unit.log_maker import make_logs
 from tests.unit.segment_maker import Maker, make
-from tests.unit.test_magnet_segments import build
 
 
 def psc(folder: Path, segments: int = 3) -> list[Path]:
@@ -50,9 +50,9 @@ def test_psc_segments_are_read_in_their_order(tmp_path: Path) -> None:
 
 def test_files_of_several_captures_are_refused(tmp_path: Path) -> None:
     one, other = make(tmp_path / "one", segments=2), make(tmp_path / "other", segments=2)
-    log, magnet = make_logs(tmp_path / "log", 2), build(tmp_path / "magnet", 2)
+    log = make_logs(tmp_path / "log", 2)
     shutil.copy(one[0], tmp_path / "plain.pm")
-    for paths in ([one[0], other[1]], [one[0], log[0]], [log[0], magnet[0]]):
+    for paths in ([one[0], other[1]], [one[0], log[0]]):
         with pytest.raises(UsageError):
             tcpkmon.open(*paths)
     for command in (pmgraph, export):
@@ -60,13 +60,13 @@ def test_files_of_several_captures_are_refused(tmp_path: Path) -> None:
     more = make_logs(tmp_path / "log2", 2)
     with pytest.raises(UsageError, match="are not segments of one capture"):
         tcpkmon.open(log[0], more[1])
-    assert [len(each) for each in group([*one, *other, *log, *magnet, tmp_path / "one"])] == [
-        2, 2, 2, 2, 1,
-    ]  # fmt: skip
+    assert [len(each) for each in group([*one, *other, *log, tmp_path / "one"])] == [2, 2, 2, 1]
 
 
 def test_export_takes_several(tmp_path: Path, capsysbinary: pytest.CaptureFixture) -> None:
-    for paths in (psc(tmp_path / "psc"), make_logs(tmp_path / "log"), build(tmp_path / "magnet")):
+    unpack("magnet-rotated", tmp_path)  # of before: nobody writes segments of it any more
+    magnet = sorted((tmp_path / "magnet-rotated").glob("*.magnet"))
+    for paths in (psc(tmp_path / "psc"), make_logs(tmp_path / "log"), magnet):
         folder = str(paths[0].parent)
         assert run(export, [folder, "--format", "json"], prog="export") == 0
         whole = capsysbinary.readouterr().out

@@ -27,7 +27,6 @@ from tcpkmon.formats.commands.verify import command as verify
 from tcpkmon.formats.registry import format_of
 from tests.unit.captures import clean_capture
 from tests.unit.log_maker import LogMaker
-from tests.unit.magnet_builder import MagnetBuilder
 from tests.unit.segment_maker import CPUS, Maker
 from tests.unit.test_recorder_stream import Recording
 from tests.unit.test_takeover import Killed
@@ -61,18 +60,7 @@ class Log(Telling, LogMaker):
         super().__init__(folder, settings={"unseen": SENTENCE})
 
 
-class Magnet(Telling, MagnetBuilder):
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, rotates=True, unseen=SENTENCE)
-
-    def records(self, count: int) -> None:
-        self.log("IP_SEND", 0, count)
-
-    def close(self) -> None:
-        self.write()
-
-
-KINDS: list[Any] = [Psc, Log, Magnet]
+KINDS: list[Any] = [Psc, Log]
 
 
 def counts(reports: Any) -> list[tuple[int | None, int]]:
@@ -103,7 +91,7 @@ def test_each_segment_has_its_part_and_all_have_the_sum(kind: Any, tmp_path: Pat
     assert "process 1 had a CPU for 35.0 ms of the segment's 3.0 s" in first
     said = "process 1 had a CPU for 535.0 ms of the capture's 7.0 s"
     assert said in chain
-    if kind in (Log, Magnet):  # these makers have settings
+    if kind is Log:  # this maker has settings
         assert chain[chain.index(said) - 1] == f"not seen: {SENTENCE}"
 
 
@@ -192,7 +180,7 @@ def test_a_dump_tells_of_its_window(tmp_path: Path) -> None:
 
 
 def test_the_line_follows_the_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    maker = Magnet(tmp_path / "f")
+    maker = Log(tmp_path / "f")
     maker.stream.tell([maker.unseen])
     maker.unseen = Unseen(maker.unseen.mono_ns + 20_100 * MS, maker.unseen.cpu_ns + 12_345_678)
     maker.close()
@@ -203,7 +191,7 @@ def test_the_line_follows_the_sentence(tmp_path: Path, capsys: pytest.CaptureFix
     line = "process 1 had a CPU for 12.3 ms of the segment's 20.1 s"
     assert f"not seen: {SENTENCE} {line}" in printed
     assert run(verify, [path, "--json"], prog="verify") == 0
-    (file,) = json.loads(capsys.readouterr().out)["files"]
+    *_, file = json.loads(capsys.readouterr().out)["files"]
     assert (file["unseen_cpu_ns"], file["unseen_span_ns"]) == (12_345_678, 20_100 * MS)
 
 
