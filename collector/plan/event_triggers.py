@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triggers of the flight recorder on the events of any schema, for Klogger logs and MAGNeT files.
+"""Triggers of the flight recorder on the events of any schema, for Klogger logs.
 
 A log is not ordered over the CPUs, so such a trigger is a moment: an event, and what its own fields
 must be. Of the schema tcp it is a location, and what the columns of its record must be.

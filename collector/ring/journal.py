@@ -7,7 +7,7 @@ is killed between leaves the one before:
     retired      by CPU: records that were read from rings that are not there any more
     ring_lost    by CPU: records that found those rings full
     notes        of the last two checkpoints of the file: see note()
-    files        where the files end, of logs and MAGNeT files: collector/ring/notes.py
+    files        where the files end, of logs: collector/ring/notes.py
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ __all__ = [
     "codec",
     "dump",
     "ledger",
-    "note",
+    "log_folder", "note",
     "output_file",
     "own_files",
     "record_printer",

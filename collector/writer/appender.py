@@ -205,8 +205,6 @@ class Appender:
                 break
             kept -= here
         self._codec.moved(file)
-        if self._failed is None and (due := self._codec.due(file)):
-            self._tell(file, due, self._now_ns(), reserved=False)
 
     def _count(self, file: File, batch: Batch, stop: int) -> None:
         """Count the first entries of a batch as in the file."""
@@ -216,7 +214,6 @@ class Appender:
             self.written.in_file.update(batch.counts(0, stop))
         self.written.entries += stop
         self.written.last_seq += batch.numbers(stop)
-        self._codec.wrote(file, batch, stop)
         self._noting.wrote(batch, stop)
 
     def _fail(self, batches: Sequence[Batch], start: int = 0) -> None:

@@ -225,10 +225,6 @@ class Codec(ABC):
         """Those that have a file from the beginning on."""
         return (ALL,)
 
-    def tellable(self, text: str) -> str:
-        """The text of a trigger, as the header may have it."""
-        return text
-
     def output(self, path: str | Path, force: bool, owner: Owner | None) -> Output | OutputFolder:
         """The output of a capture that does not rotate."""
         return Output(path, force, owner=owner)
@@ -279,13 +275,6 @@ class Codec(ABC):
     @abstractmethod
     def records(self, file: File, batches: Sequence[Any], first: int) -> Frame:
         """Batches of by_file(). first: the sequence number of the first entry."""
-
-    def wrote(self, file: File, batch: Any, count: int) -> None:  # noqa: B027 - whole
-        """The first entries of a batch are in the file."""
-
-    def due(self, file: File) -> Sequence[Item]:
-        """What must be written after records."""
-        return ()
 
     def moved(self, file: File) -> None:  # noqa: B027 - whole
         """The file's end is another one now."""

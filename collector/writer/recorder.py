@@ -253,8 +253,8 @@ class Recorder(Stream):
         states, _ = codec.repeat(block.clock.mono_ns, dump.offset_ns)
         told = {
             **vars(self._keeping),
-            "triggers": [codec.tellable(text) for text in self._keeping.triggers],
-            "why": codec.tellable(why),
+            "triggers": [*self._keeping.triggers],
+            "why": why,
             "held_back": self._held,
             "number": dump.number,
             "at_ns": dump.at_ns,

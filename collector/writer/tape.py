@@ -70,12 +70,7 @@ class Finish:
     reason: EndReason
 
 
-@dataclass(frozen=True)
-class Check:
-    """Nothing new: a checksum of what is in the file."""
-
-
-Item = Control | Account | Marks | Logging | Switched | Paused | Finish | Check | Note
+Item = Control | Account | Marks | Logging | Switched | Paused | Finish | Note
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from tcpkmon.formats.commands.shared import PATH, output_option, split_names
               help="A file of 32 random bytes: the same key replaces the same by the same, in "
                    "several captures. Keep it secret. Default: a random one, which is forgotten.")
 def command(file: Path, output: Path, keep: str, also: str, key: Path | None) -> int:
-    """Make of a PSC file, a Klogger log, a MAGNeT file, or a folder of them, one that names nobody.
+    """Make of a PSC file, a Klogger log, or a folder of them, one that names nobody.
 
     IP addresses are replaced by others that share prefixes as before (Crypto-PAn), special ones
     and ports stay. Names of processes and hosts, users, cgroups, command lines, paths, marks,

@@ -23,9 +23,9 @@ from tcpkmon.formats.export.forms import ENDINGS, FORMS, TABLES, WHOLE
               help="The format; by default that of the ending of OUT, else csv. spreadsheet is CSV "
               "in which text that a spreadsheet program takes for a formula begins with '. perl is "
               "for Klogger logs; psc1 is a PSC file as the report of 2000 has it, without what "
-              "tcpkmon added. perfetto (.pftrace, .perfetto-trace) is a "
-              "timeline of the host for viewers of traces. pcapng is for Wireshark: packets "
-              "rebuilt from snapshots of the schema tcp, with the connection's state.")
+              "tcpkmon added. magnet is a MAGNeT file of a Klogger log. perfetto (.pftrace, "
+              ".perfetto-trace) is a timeline of the host for viewers of traces. pcapng is for "
+              "Wireshark: packets rebuilt from snapshots of the schema tcp, with the connection's state.")
 @click.option("--columns", metavar="NAME,...", help="Only these columns.")
 @click.option("--sort", type=click.Choice(["connection", "seq"]),
               help="connection: rows of a connection together in each row group, which needs "

@@ -24,7 +24,6 @@ from tcpkmon.formats.base.limits import MOST_MISSING
 from tcpkmon.formats.base.reader import Reader
 from tcpkmon.formats.klogger.batch import LogBatch
 from tcpkmon.formats.klogger.logs import Logs, find_logs
-from tcpkmon.formats.klogger.losses import START
 from tcpkmon.formats.klogger.overlap import base_numbers
 from tcpkmon.formats.klogger.reader import BATCH_RECORDS, LogReader
 from tcpkmon.formats.klogger.table import NUMBERS, LogEvent, LogFormat
@@ -297,7 +296,7 @@ def _lost_sizes(gaps: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.
 def _own(log: LogReader, layout: Layout) -> Iterator[Keyed]:
     """Marks, and the clock pairs but those with which logging begins: by their own time."""
     key = np.uint64(0)
-    start = log.format.find_event(START)
+    start = log.format.find_event("KLOGGER_START")
     for batch in log.batches(BATCH_RECORDS):
         for name, (code, sources) in _OWN.items():
             event = log.format.find_event(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Klogger log and a MAGNeT file above their budget: fewer events, whole connections, and back."""
+"""Klogger logs above their budget: fewer events, whole connections, and back."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ from tcpkmon.formats.base.changes import ChangeKind
 from tcpkmon.formats.base.control import Change
 from tcpkmon.formats.klogger.batch import facts_of
 from tcpkmon.formats.klogger.reader import LogReader
-from tcpkmon.formats.magnet.control import CHANGE
-from tcpkmon.formats.magnet.header import MagnetFile
-from tcpkmon.formats.magnet.walk import Entry, Walk
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import Report
 from tests.live.capturing import WAIT_S, Running, wait_until
@@ -54,19 +51,14 @@ def stop(capture: Running) -> str:
 
 
 def changes_in(path: Path) -> list[Change]:
-    """The steps that a file tells; of a log, CPU 0's file."""
-    if path.is_dir():
-        with LogReader(path / "kernlog.dump.cpu0") as log:
-            found = [change for batch in log.batches() for _, change in facts_of(batch, Change)]
-    else:
-        with MagnetFile(path) as file:
-            entries = [one for one in Walk(file) if isinstance(one, Entry) and one.kind == CHANGE]
-            found = [Change(**{"why": 0, **one.values["change"]}) for one in entries]
+    """The steps that CPU 0's file tells."""
+    with LogReader(path / "kernlog.dump.cpu0") as log:
+        found = [change for batch in log.batches() for _, change in facts_of(batch, Change)]
     return [change for change in found if change.kind == ChangeKind.SHED]
 
 
 def rows_of(path: Path, name: str) -> tuple[NDArray[np.int64], list[int]]:
-    """Times and connections of an event's records; name: as a log or a MAGNeT file has it."""
+    """Times and connections of an event's records."""
     times: list[int] = []
     ids: list[int] = []
     with tcpkmon.open(path) as log:
@@ -76,8 +68,7 @@ def rows_of(path: Path, name: str) -> tuple[NDArray[np.int64], list[int]]:
                 if event is not None and event in batch.events():
                     at = batch.where(event)
                     times += batch.times_ns[at].astype(np.int64).tolist()
-                    field = "connection" if event.find_field("connection") else "sockid"
-                    ids += batch.rows(event, at)[field].tolist()
+                    ids += batch.rows(event, at)["connection"].tolist()
     return np.array(times, np.int64), ids
 
 
@@ -107,14 +98,14 @@ def check_sample(path: Path, name: str, level: int, sample: int) -> None:
 
 @pytest.mark.full
 def test_fewer_events_and_whole_connections(tmp_path: Path) -> None:
-    """In a log the first step leaves out events, in the MAGNeT file a half of the connections."""
-    log, magnet = tmp_path / "log", tmp_path / "a.magnet"
+    """The first step leaves out events, or where none can be, a half of the connections."""
+    log, lean = tmp_path / "log", tmp_path / "lean"
     load = Load()
     try:
         with ExitStack() as stack:
             one = stack.enter_context(recording(log, load.port, "--format", "klogger"))
-            options = ("--format", "magnet", "--locations", WITHOUT_IP)
-            two = stack.enter_context(recording(magnet, load.port, *options))
+            options = ("--format", "klogger", "--locations", WITHOUT_IP)
+            two = stack.enter_context(recording(lean, load.port, *options))
             one.wait_until_ready()
             two.wait_until_ready()
             with load:
@@ -128,25 +119,24 @@ def test_fewer_events_and_whole_connections(tmp_path: Path) -> None:
     assert [each["shed_steps"][0] for each in shown] == [
         "IP_SEND, IP_RECV", "all but 1/2 of the connections"
     ]
-    for path, errors, status in zip((log, magnet), said, shown, strict=True):
+    for path, errors, status in zip((log, lean), said, shown, strict=True):
         assert status["shed_why"].startswith("disk rate at ")
         report = check(path, errors, status["shed_events"])
-        counts = {row.name.removeprefix("MAGNET_"): row.shed for row in report.rows}
+        counts = {row.name: row.shed for row in report.rows}
         # On a slow machine the log may have come to the second step, or the third.
-        has_sampled = path == magnet or len(changes_in(log)) > 1
+        has_sampled = path == lean or len(changes_in(log)) > 1
         assert (counts["SOCK_SEND"] > 0) == has_sampled
     first = changes_in(log)[0]
     times, _ = rows_of(log, "IP_SEND")
     assert len(times) and not (times > first.after_ns).any()
-    check_sample(magnet, "MAGNET_SOCK_SEND", 1, 1)
+    check_sample(lean, "SOCK_SEND", 1, 1)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("file_format", ["klogger", "magnet"])
-def test_samples_and_back(tmp_path: Path, file_format: str) -> None:
+def test_samples_and_back(tmp_path: Path) -> None:
     load, path = Load(), tmp_path / "out"
     try:
-        with recording(path, load.port, "--format", file_format, "--back-after", "1s") as capture:
+        with recording(path, load.port, "--format", "klogger", "--back-after", "1s") as capture:
             capture.wait_until_ready()
             with load:
                 wait_until(lambda: level_of(capture) >= 3)
@@ -157,8 +147,7 @@ def test_samples_and_back(tmp_path: Path, file_format: str) -> None:
         load.close()
     check(path, errors, shown["shed_events"])
     assert changes_in(path)[-1].new == 0 and " taken back: " in errors
-    name = "SOCK_SEND" if path.is_dir() else "MAGNET_SOCK_SEND"
-    check_sample(path, name, 2, 1)
+    check_sample(path, "SOCK_SEND", 2, 1)
 
 
 @pytest.mark.full

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Klogger logs and MAGNeT files that rotate: every counted call is in one segment alone."""
+"""Klogger logs that rotate: every counted call is in one segment alone."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -52,21 +51,6 @@ def test_the_sum_of_all_logs_is_every_call(tmp_path: Path) -> None:
         sent = sum(1 for event in log.choose("SNAPSHOT", where=["location=SEND_CALL"]))
         assert not log.problems
     assert sent == CALLS
-
-
-def test_the_sum_of_all_magnet_files_is_every_call(tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    collect(folder, "--format", "magnet", "--schema", "magnet", "--ports", str(PORT),
-            "--rotate-size", "100K", "-W", "4")  # fmt: skip
-    lines = [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]
-    sealed = [line for line in lines if line["what"] == "sealed"]
-    assert len(sealed) > 4 and len(find_segments(folder)) == 4
-    *_, chain = format_of(folder).verify(folder)
-    assert chain.exit_code == 0, chain.problems
-    assert any("were deleted" in note for note in chain.notes)
-    rows = {row.name: row for row in chain.rows}
-    assert rows["MAGNET_SOCK_SEND"].in_file <= CALLS
-    assert sum(line["lost"] for line in sealed) == 0
 
 
 def test_a_full_disk_loses_records_of_logs_and_the_chain_adds_up(tmp_path: Path) -> None:

@@ -67,7 +67,6 @@ def test_what_is_said_of_process_1_is_so() -> None:
 
 FORMATS = {
     "psc": (), "klogger": ("--format", "klogger"),
-    "magnet": ("--format", "magnet", "--schema", "magnet"),
 }  # fmt: skip
 FIRST = "pid:[4026531836]"
 """The namespace of processes that the kernel boots with."""
