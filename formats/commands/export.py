@@ -25,7 +25,8 @@ from tcpkmon.formats.export.forms import ENDINGS, FORMS, TABLES, WHOLE
               "for Klogger logs; psc1 is a PSC file as the report of 2000 has it, without what "
               "tcpkmon added. magnet is a MAGNeT file of a Klogger log. perfetto (.pftrace, "
               ".perfetto-trace) is a timeline of the host for viewers of traces. pcapng is for "
-              "Wireshark: packets rebuilt from snapshots of the schema tcp, with the connection's state.")
+              "Wireshark: packets rebuilt from snapshots of the schema tcp, with the connection's "
+              "state.")
 @click.option("--columns", metavar="NAME,...", help="Only these columns.")
 @click.option("--sort", type=click.Choice(["connection", "seq"]),
               help="connection: rows of a connection together in each row group, which needs "
