@@ -102,6 +102,10 @@ class _Conversion:
 
     def _convert(self, line: socket.socket) -> None:
         """The process that makes the file; it ends here."""
+        # Before the rights go: a clone may be in a folder that this user may not enter.
+        import tcpkmon.formats.export.magnet
+        import tcpkmon.formats.registry  # noqa: F401
+
         code = FileError.exit_code
         try:
             owner = find_owner()
@@ -121,8 +125,8 @@ class _Conversion:
             os._exit(code)
 
     def _write(self) -> None:
-        import tcpkmon
         from tcpkmon.formats.export.magnet import convert
+        from tcpkmon.formats.registry import open_files
 
-        with tcpkmon.open(Path()) as log, os.fdopen(os.dup(self._output.fd), "wb") as out:
+        with open_files(Path()) as log, os.fdopen(os.dup(self._output.fd), "wb") as out:
             convert(log, out)
