@@ -70,8 +70,9 @@ def _text(text: str, style: str = "") -> Text:
 def _summary(report: Report) -> str:
     parts = [f"{report.entries} {report.word('entries')}, {report.size_bytes} bytes"]
     if report.ledger:
-        parts.append(f"{report.checkpoints} {report.word('checkpoint')}(s)")
-        parts.append(f"{report.clock_pairs} clock pair(s)")
+        if report.checkpoints or report.clock_pairs:  # a folder of dumps has none of its own
+            parts.append(f"{report.checkpoints} {report.word('checkpoint')}(s)")
+            parts.append(f"{report.clock_pairs} clock pair(s)")
         ended = "no end" if report.end_reason is None else f"ended: {report.end_reason}"
         parts.append(ended)
     return ", ".join(parts)
