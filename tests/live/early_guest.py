@@ -3,7 +3,7 @@
 
     early_guest.py prepare      in the root, before it boots
     early_guest.py first        a unit's process: connects as soon as the network is there
-    early_guest.py              the checks; the last line is "passed", or the journal's
+    early_guest.py              the checks
 
 The captures' folder is on a disk of its own, which is mounted when the first connection is over.
 The guest boots twice; what a boot recorded must be whole in the next one. See
@@ -15,20 +15,27 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
-import threading
 import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from guest_tools import (
+    CALLS,
+    FOLDER,
+    play,
+    recorded,
+    run,
+    say,
+    send,
+    show,
+    verify_folder,
+    wait_for_restart,
+    wait_until,
+)
 
 ECHO = ("10.0.2.100", 7)  # qemu's, behind the network card
-PORT, CALLS = 5999, 1000
-FOLDER, MEMORY = Path("/var/lib/tcpkmon/tcp"), Path("/run/tcpkmon-early/tcp")
+MEMORY = Path("/run/tcpkmon-early/tcp")
 FIRST, PAST = Path("/run/first.json"), Path("/root/past.json")
-WAIT_S = 600.0
 FILES = {
     "tcpkmon/tcpkmon.toml": """
 [capture.tcp]
@@ -60,48 +67,11 @@ WantedBy=sysinit.target
 /dev/vdb /var/lib/tcpkmon ext4 x-systemd.after=first.service 0 0
 """,
 }
-READ = """
-import json, sys
-from pathlib import Path
-import tcpkmon
-syns, calls = [], 0
-for path in Path(sys.argv[1]).glob("*.pm*"):
-    with tcpkmon.open(path) as capture:
-        names = ("location", "callvalue", "rport", "time_ns")
-        for location, value, port, at in zip(*(capture.column(name).tolist() for name in names)):
-            calls += location == 9  # SEND_CALL
-            if (location, value) == (4, 2):  # STATE_CHANGE, to SYN_SENT
-                syns.append((at, port))
-print(json.dumps([sorted(syns), calls]))
-"""
-
-
-def say(text: str) -> None:
-    print(f"{time.monotonic():6.1f}  {text}", flush=True)
-
-
-def run(*words: str, code: int | None = 0) -> str:
-    """What a command prints; AssertionError where it ends with another exit code."""
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=WAIT_S)
-    assert code is None or done.returncode == code, (words, done)
-    return done.stdout + done.stderr
-
-
-def show(unit: str, name: str) -> str:
-    """A property of a unit."""
-    return run("systemctl", "show", "--value", "-p", name, unit).strip()
 
 
 def entered_s(unit: str) -> float:
     """When a unit became active (CLOCK_MONOTONIC)."""
     return int(show(unit, "ActiveEnterTimestampMonotonic")) / 1e6
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> None:
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end, f"not within {WAIT_S} s: {what}"
-        time.sleep(0.5)
 
 
 def prepare() -> None:
@@ -128,30 +98,6 @@ def first() -> None:
         except OSError:
             time.sleep(0.02)
     FIRST.write_text(json.dumps(at_s))
-
-
-def send() -> None:
-    """CALLS send calls of one byte, on one connection."""
-    with socket.create_server(("127.0.0.1", PORT)) as listener:
-
-        def drain() -> None:
-            with listener.accept()[0] as end:
-                while end.recv(1 << 16):
-                    pass
-
-        thread = threading.Thread(target=drain)
-        thread.start()
-        with socket.create_connection(("127.0.0.1", PORT)) as client:
-            for _ in range(CALLS):
-                client.send(b"x")
-        thread.join()
-
-
-def recorded() -> tuple[list[tuple[int, int]], int]:
-    """The SYNs in the folder's files, as (CLOCK_MONOTONIC ns, remote port; the local one is not
-    chosen yet), and the send calls."""
-    syns, calls = json.loads(run("/usr/lib/tcpkmon/bin/python3", "-c", READ, str(FOLDER)))
-    return syns, calls
 
 
 def active_opens() -> int:
@@ -215,8 +161,7 @@ class Boot:
     def test_killed(self) -> None:
         before = show("tcpkmon-early", "MainPID")
         os.kill(int(before), 9)
-        wait_until(lambda: show("tcpkmon-early", "MainPID") not in {"0", before}
-                   and show("tcpkmon-early", "ActiveState") == "active", "restart")  # fmt: skip
+        wait_for_restart("tcpkmon-early", before)
         assert not MEMORY.exists()
         self.send("after SIGKILL and restart")
 
@@ -238,27 +183,16 @@ class Boot:
         PAST.write_text(json.dumps([self.number + 1, syns, self.calls]))
         if self.number == 1:
             return
-        names = sorted(os.listdir(FOLDER))
-        say(f"files: {names}")
-        assert not [name for name in names if name.startswith(".")]
-        text = run("tcpkmon", "verify", str(FOLDER), code=None)
-        print(text, flush=True)
-        assert "does not add up" not in text and "adds up" in text
+        verify_folder()
 
 
 def main() -> None:
     boot = Boot()
-    for test in (boot.test_units, boot.test_moved, boot.test_first_syn, boot.test_goes_on,
-                 boot.test_killed, boot.test_relieved, boot.test_files):  # fmt: skip
-        say(test.__name__)
-        try:
-            test()
-        except BaseException:
-            traceback.print_exc(file=sys.stdout)
-            print(run("journalctl", "-b", "--no-pager", "-u", "tcpkmon*", "-u", "first",
-                      "-u", "var-lib-tcpkmon.mount", code=None), flush=True)  # fmt: skip
-            raise SystemExit(1) from None
-    print("passed", flush=True)
+    play(
+        boot.test_units, boot.test_moved, boot.test_first_syn, boot.test_goes_on,
+        boot.test_killed, boot.test_relieved, boot.test_files,
+        journal=["tcpkmon*", "first", "var-lib-tcpkmon.mount"],
+    )  # fmt: skip
 
 
 {"prepare": prepare, "first": first}.get("".join(sys.argv[1:2]), main)()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run as a program by root in a Debian guest whose process 1 is systemd: tries the service tcpkmon.
 
-Prints what it sees; its last line is "passed", or a traceback and the service's journal.
 See tests/live/test_service_live.py.
 """
 
@@ -10,20 +9,27 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
-import sys
-import threading
 import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-PORT, CALLS = 5999, 1000
+from guest_tools import (
+    CALLS,
+    FOLDER,
+    PORT,
+    WAIT_S,
+    play,
+    recorded,
+    run,
+    say,
+    send,
+    show,
+    verify_folder,
+    wait_for_restart,
+    wait_until,
+)
+
 CONFIG = Path("/etc/tcpkmon/tcpkmon.toml")
-FOLDER = Path("/var/lib/tcpkmon/tcp")
-WAIT_S = 240.0
 CAPTURE = """
 [capture.tcp]
 locations = ["SEND_CALL", "STATE_CHANGE"]
@@ -33,62 +39,6 @@ every = "10s"
 [control]
 group = "tcpkmon"
 """
-COUNT = """
-import sys
-from pathlib import Path
-import tcpkmon
-total = 0
-for path in Path(sys.argv[1]).glob("*.pm*"):
-    with tcpkmon.open(path) as capture:
-        total += int((capture.column("location") == 9).sum())  # SEND_CALL
-print(total)
-"""
-
-
-def say(text: str) -> None:
-    print(f"{time.monotonic():6.1f}  {text}", flush=True)
-
-
-def run(*words: str, code: int | None = 0) -> str:
-    """What a command prints; AssertionError where it ends with another exit code."""
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=WAIT_S)
-    assert code is None or done.returncode == code, (words, done)
-    return done.stdout + done.stderr
-
-
-def show(name: str) -> str:
-    """A property of the service."""
-    return run("systemctl", "show", "--value", "-p", name, "tcpkmon").strip()
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + WAIT_S
-    while not (value := condition()):
-        assert time.monotonic() < end, f"not within {WAIT_S} s: {what}"
-        time.sleep(0.5)
-    return value
-
-
-def send() -> None:
-    """CALLS send calls of one byte, on one connection."""
-    with socket.create_server(("127.0.0.1", PORT)) as listener:
-
-        def drain() -> None:
-            with listener.accept()[0] as end:
-                while end.recv(1 << 16):
-                    pass
-
-        thread = threading.Thread(target=drain)
-        thread.start()
-        with socket.create_connection(("127.0.0.1", PORT)) as client:
-            for _ in range(CALLS):
-                client.send(b"x")
-        thread.join()
-
-
-def recorded() -> int:
-    """The records of send calls in the folder's files, the hidden one's too."""
-    return int(run("/usr/lib/tcpkmon/bin/python3", "-c", COUNT, str(FOLDER)))
 
 
 def configure(*ports: int) -> None:
@@ -109,13 +59,13 @@ def test_start() -> None:
     run("systemctl", "start", "tcpkmon")
     say(f"started in {time.monotonic() - begun_s:.1f} s")
     send()
-    wait_until(lambda: recorded() == CALLS, "all calls are in the file")
-    wait_until(lambda: show("StatusText").endswith(" records/s, 0 lost"), show("StatusText"))
+    wait_until(lambda: recorded()[1] == CALLS, "all calls are in the file")
+    wait_until(lambda: show("tcpkmon", "StatusText").endswith(" records/s, 0 lost"), "the status")
     print(run("systemctl", "status", "--no-pager", "--lines=0", "tcpkmon"), flush=True)
 
 
 def test_sandbox() -> None:
-    pid = show("MainPID")
+    pid = show("tcpkmon", "MainPID")
     status = Path(f"/proc/{pid}/status").read_text()
     assert re.search(r"^NoNewPrivs:\s1$", status, re.M), status
     inside = ("nsenter", "--mount", f"--target={pid}")
@@ -131,26 +81,24 @@ def test_sandbox() -> None:
 
 def test_reload() -> None:
     configure(PORT, PORT + 1)
-    before = show("MainPID")
+    before = show("tcpkmon", "MainPID")
     run("systemctl", "reload", "tcpkmon")
     wait_until(lambda: "changed while it goes on" in run("journalctl", "-u", "tcpkmon"), "reload")
-    assert (show("MainPID"), show("ActiveState")) == (before, "active")
+    assert (show("tcpkmon", "MainPID"), show("tcpkmon", "ActiveState")) == (before, "active")
     send()
-    wait_until(lambda: recorded() == 2 * CALLS, "calls after the reload")
+    wait_until(lambda: recorded()[1] == 2 * CALLS, "calls after the reload")
     say("reloaded")
 
 
 def test_restart() -> None:
-    before = show("MainPID")
+    before = show("tcpkmon", "MainPID")
     os.kill(int(before), 9)
     begun_s = time.monotonic()
-    wait_until(
-        lambda: show("MainPID") not in {"0", before} and show("ActiveState") == "active", "restart"
-    )
+    wait_for_restart("tcpkmon", before)
     say(f"goes on {time.monotonic() - begun_s:.1f} s after SIGKILL")
-    assert show("NRestarts") == "1"
+    assert show("tcpkmon", "NRestarts") == "1"
     send()
-    wait_until(lambda: recorded() == 3 * CALLS, "calls after the restart")
+    wait_until(lambda: recorded()[1] == 3 * CALLS, "calls after the restart")
 
 
 def test_stop() -> None:
@@ -166,25 +114,9 @@ def test_stop() -> None:
     assert str(own.pid) in run("tcpkmon", "status")
     own.send_signal(signal.SIGINT)
     assert own.wait(WAIT_S) == 0
-    assert (show("ActiveState"), show("Result")) == ("inactive", "success")
-    names = sorted(os.listdir(FOLDER))
-    say(f"stopped; files: {names}")
-    assert not [name for name in names if name.startswith(".")]
-    text = run("tcpkmon", "verify", str(FOLDER), code=None)
-    print(text, flush=True)
-    assert "does not add up" not in text and "adds up" in text
+    assert (show("tcpkmon", "ActiveState"), show("tcpkmon", "Result")) == ("inactive", "success")
+    say("stopped")
+    verify_folder()
 
 
-def main() -> None:
-    for test in (test_unit, test_start, test_sandbox, test_reload, test_restart, test_stop):
-        say(test.__name__)
-        try:
-            test()
-        except BaseException:
-            traceback.print_exc(file=sys.stdout)
-            print(run("journalctl", "--no-pager", "-u", "tcpkmon", code=None), flush=True)
-            raise SystemExit(1) from None
-    print("passed", flush=True)
-
-
-main()
+play(test_unit, test_start, test_sandbox, test_reload, test_restart, test_stop, journal=["tcpkmon"])
