@@ -9,8 +9,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,16 +32,12 @@ from tcpkmon.collector.lab.pair import (  # noqa: F401  (tests take them from he
 )
 from tcpkmon.formats.base import control
 from tcpkmon.formats.psc.reader import Capture
+from tests.live.faults import GUEST, WAIT_S, wait_until  # noqa: F401
 
 if TYPE_CHECKING:
     from tests.live.forked import Forked
 
 ROOT = Path(__file__).resolve().parents[2]
-GUEST = "TCPKMON_GUEST" in os.environ
-GUEST_LIMIT_S = float(os.environ.get("TCPKMON_GUEST_LIMIT", "420"))
-"""For a test in a guest: tests/vm/guest.sh."""
-WAIT_S = GUEST_LIMIT_S - 180.0 if GUEST else 120.0
-"""An emulated CPU compiles for a minute and more."""
 OBSERVERS: list[Callable[[Outcome], None]] = []
 """Called with each capture that has ended in order; tests/vm/reporting.py adds one."""
 
@@ -60,16 +54,6 @@ if kinds:
 sys.argv[0] = "collect"
 collect.main()
 """
-
-
-def wait_until(what: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
-    """Calls `what` until its result is true, and returns that."""
-    pause = threading.Event()
-    deadline = time.monotonic() + timeout_s
-    while not (answer := what()):
-        assert time.monotonic() < deadline, f"{what} did not come true in {timeout_s:.0f} s"
-        pause.wait(0.01)
-    return answer
 
 
 class Records:

@@ -11,11 +11,18 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tcpkmon.collector.linux.btf import Btf
 from tcpkmon.collector.ring.rings import TRANSPORTS
+from tests.live.faults import Space
+
+if TYPE_CHECKING:
+    from tests.live.daemons import Daemon
 
 HERE = Path(__file__).parent
 GUEST = "TCPKMON_GUEST" in os.environ
@@ -34,6 +41,28 @@ _ALONE = {f"test_{name}" for names in ALONE.values() for name in names.split()}
 def rings(request: pytest.FixtureRequest) -> str:
     """What --rings takes, for tests of what depends on the rings."""
     return str(request.param)
+
+
+@pytest.fixture
+def space() -> Iterator[Space]:
+    """A network namespace of the test's own."""
+    with Space() as made:
+        yield made
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon that the test configures and starts."""
+    from tests.live.daemons import Daemon
+
+    with Daemon(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def btf() -> Btf:
+    """This kernel's types."""
+    return Btf.from_kernel()
 
 
 @pytest.fixture(scope="session")

@@ -55,13 +55,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def wait_until(
-    condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S, step_s: float = 0.005
+    condition: Callable[[], Any], what: str = "", timeout_s: float = WAIT_S, step_s: float = 0.005
 ) -> Any:
     """The condition's value once it is true; AssertionError if that takes too long."""
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what or condition}"
         pause.wait(step_s)
     return value
 

@@ -15,11 +15,6 @@ from tcpkmon.collector.loader.attach_trials import Probing
 from tests.descriptors import descriptors
 
 
-@pytest.fixture(scope="module")
-def btf() -> Btf:
-    return Btf.from_kernel()
-
-
 def test_tracepoints_that_all_kernels_have(btf: Btf) -> None:
     asked = Probing(btf)
     for kind in ("btf", "raw"):

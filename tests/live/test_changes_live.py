@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,6 @@ from tests.live.faults import WAIT_S, Collector, Space, map_fd, wait_until
 
 NAME = "SEGMENT_RECEIVED"
 CONTROL_BYTES = 256 * 5  # struct klogger_control
-
-
-@pytest.fixture
-def space() -> Iterator[Space]:
-    with Space() as made:
-        yield made
 
 
 def client_of(collector: Collector) -> Client:

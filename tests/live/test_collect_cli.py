@@ -13,7 +13,6 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,12 +42,6 @@ drop_capabilities(())
 sys.argv[0] = "collect"
 main()
 """
-
-
-@pytest.fixture
-def space() -> Iterator[Space]:
-    with Space() as made:
-        yield made
 
 
 @pytest.fixture

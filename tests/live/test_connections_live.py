@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from capturing import capturing, connected, join, listening, receive, wait_until, within
 
 from tcpkmon.collector.lab.lab import Bottleneck, Lab
 from tcpkmon.formats.analysis.why import LIMITS, connections, intervals
+from tests.live.capturing import capturing, connected, join, listening, receive, wait_until, within
 
 _RTT, _RETRANS_BYTES, _TOTAL_RETRANS, _MIN_RTT = 68, 208, 100, 148
 """Places in struct tcp_info of rtt, bytes_retrans, total_retrans and min_rtt."""

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from capturing import Outcome, Records, capturing, listening, make_socket, within
 
 from tcpkmon.collector.lab import traffic
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.traffic import Workload
+from tests.live.capturing import Outcome, Records, capturing, listening, make_socket, within
 
 ESTABLISHED, SYN_SENT, SYN_RECV, FIN_WAIT1, FIN_WAIT2, CLOSE, CLOSE_WAIT, LAST_ACK, LISTEN = (
     *(1, 2, 3, 4, 5),

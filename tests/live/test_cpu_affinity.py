@@ -71,7 +71,7 @@ def test_collect_leaves_a_busy_cpu(tmp_path: Path) -> None:
         first = cpu()
         # A SCHED_FIFO thread would stay there.
         with busy(first):
-            wait_until(lambda: cpu() != first, 20)
+            wait_until(lambda: cpu() != first, timeout_s=20)
         running.stop()
 
 
@@ -87,11 +87,12 @@ def test_the_writing_thread_stays_with_the_reader(tmp_path: Path) -> None:
             first = [one for one in threads if os.sched_getscheduler(one) & 1]
             return [one for one in first if one != reader]
 
-        wait_until(lambda: len(writers()) == 1, 20)
+        wait_until(lambda: len(writers()) == 1, timeout_s=20)
         (writer,) = writers()
         for cpu in CPUS:
             with busy(cpu):
-                wait_until(lambda cpu=cpu: os.sched_getaffinity(writer) == set(CPUS) - {cpu}, 20)
+                left = set(CPUS) - {cpu}
+                wait_until(lambda left=left: os.sched_getaffinity(writer) == left, timeout_s=20)
         assert os.sched_getaffinity(reader) == set(CPUS)
         running.stop()
 

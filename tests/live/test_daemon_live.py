@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,18 +29,6 @@ netns = ["{space}"]
 ports = {ports}
 output = "@/calls"
 """
-
-
-@pytest.fixture
-def space() -> Iterator[Space]:
-    with Space() as made:
-        yield made
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with Daemon(tmp_path) as made:
-        yield made
 
 
 def calls_in(path: Path) -> int:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,12 +45,6 @@ def fail(*_):
     raise RuntimeError("it broke")
 {name}.{method} = fail
 """
-
-
-@pytest.fixture
-def space() -> Iterator[Space]:
-    with Space() as made:
-        yield made
 
 
 def report_of(path: Path) -> Report:

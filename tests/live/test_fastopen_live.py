@@ -7,12 +7,11 @@ import socket
 import threading
 from pathlib import Path
 
-from capturing import capturing, within
-
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.namespaces import Side
 from tcpkmon.collector.lab.pair import listening
 from tcpkmon.formats.analysis.why import connections, rows_of
+from tests.live.capturing import capturing, within
 
 SENT, ANSWERED = 20_000, 3_000
 FAST_OPEN, MSG_FASTOPEN = 23, 0x20000000

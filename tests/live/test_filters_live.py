@@ -11,7 +11,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from capturing import (
+
+from tcpkmon.collector.lab import traffic
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.lab.namespaces import Side
+from tcpkmon.collector.lab.traffic import Workload
+from tcpkmon.collector.plan.filters import find_cgroup
+from tests.live.capturing import (
     Outcome,
     Pair,
     capturing,
@@ -22,12 +28,6 @@ from capturing import (
     wait_until,
     within,
 )
-
-from tcpkmon.collector.lab import traffic
-from tcpkmon.collector.lab.lab import Lab
-from tcpkmon.collector.lab.namespaces import Side
-from tcpkmon.collector.lab.traffic import Workload
-from tcpkmon.collector.plan.filters import find_cgroup
 
 ROUNDS = 3
 V4, V6, MAPPED, LOCAL = 5001, 5002, 5003, 5004

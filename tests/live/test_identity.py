@@ -12,10 +12,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from capturing import capturing, connected, listening, make_socket, receive, wait_until, within
-from test_oracle_ss import tcp_info
 
 from tcpkmon.collector.lab.lab import Lab
+from tests.live.capturing import (
+    capturing,
+    connected,
+    listening,
+    make_socket,
+    receive,
+    wait_until,
+    within,
+)
+from tests.live.test_oracle_ss import tcp_info
 
 NETLINK_XFRM = 6
 ACK = 16

@@ -8,7 +8,6 @@ import struct
 import numpy as np
 import pytest
 from bpf_entries import entries_of
-from capturing import join, listening, wait_until
 
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.linux import bpf
@@ -18,6 +17,7 @@ from tcpkmon.collector.loader.capture_maps import Kernel
 from tcpkmon.collector.loader.prepare import Prepared, prepare
 from tcpkmon.collector.plan.filters import Filters, parse
 from tcpkmon.collector.plan.request import Request
+from tests.live.capturing import join, listening, wait_until
 
 ROW = np.dtype([("sk", "=u8"), ("id", "=u8"), ("comm", "S16"), ("pid", "=u4"), ("ports", "=u4"),
                 ("looked", "=u4"), ("entered", "=u4"), ("unused", "=u8", 2)])  # fmt: skip

@@ -7,8 +7,6 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tcpkmon.collector.linux.btf import Btf
 from tcpkmon.collector.plan import kernel_types
 
@@ -49,11 +47,6 @@ int rewritten(struct pt_regs *ctx, struct sock *sk)
 	return sum + TCP_CA_Loss;
 }
 """
-
-
-@pytest.fixture(scope="module")
-def btf() -> Btf:
-    return Btf.from_kernel()
 
 
 def build(text: str, *functions: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from capturing import (
+
+from tcpkmon.collector.lab.counters import counters, losing
+from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.linux.btf import Btf, Kind
+from tcpkmon.collector.loader.attach_trials import Probing
+from tests.live.capturing import (
     Outcome,
     Records,
     capturing,
@@ -25,12 +30,7 @@ from capturing import (
     wait_until,
     within,
 )
-from test_oracle_ss import tcp_info
-
-from tcpkmon.collector.lab.counters import counters, losing
-from tcpkmon.collector.lab.lab import Lab
-from tcpkmon.collector.linux.btf import Btf, Kind
-from tcpkmon.collector.loader.attach_trials import Probing
+from tests.live.test_oracle_ss import tcp_info
 
 CALLS = ("--locations", "default,SEND_CALL,RECEIVE_CALL,RCV_SPACE_ADJUST")
 ALL = ("--columns", "all", *CALLS)

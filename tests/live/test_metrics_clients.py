@@ -50,7 +50,7 @@ def test_thousands_of_slow_clients(many_files: None, tmp_path: Path) -> None:
     words = [TCPKMON, "metrics", "--listen", f"127.0.0.1:{port}"]
     with process(*words, stderr=errors.fileno()) as server:
         url = f"http://127.0.0.1:{port}/metrics"
-        wait_until(lambda: fetch(url), 40)
+        wait_until(lambda: fetch(url), timeout_s=40)
         clients = []
         for number in range(CLIENTS):
             client = socket.create_connection(("127.0.0.1", port), timeout=20)
@@ -77,7 +77,7 @@ def test_a_request_has_one_deadline() -> None:
     """A client that sends a byte now and then is not heard for longer than others."""
     port = free_port()
     with process(TCPKMON, "metrics", "--listen", f"127.0.0.1:{port}"):
-        wait_until(lambda: fetch(f"http://127.0.0.1:{port}/metrics"), 40)
+        wait_until(lambda: fetch(f"http://127.0.0.1:{port}/metrics"), timeout_s=40)
         with socket.create_connection(("127.0.0.1", port), timeout=3 * CLIENT_S) as client:
             began_s = time.monotonic()
             ended = threading.Event()
@@ -124,7 +124,7 @@ def test_the_file_in_the_folder_of_node_exporter(shared: Path, owner: int) -> No
     assert (victim.read_text(), stat.S_IMODE(victim.stat().st_mode)) == ("mine", 0o600)
     path.unlink()
     with process(*words, "--interval", "1") as writer:
-        wait_until(path.exists, 40)
+        wait_until(path.exists, timeout_s=40)
         status = Path("/proc", str(writer.pid), "status").read_text().splitlines()
         who = next(line.split()[1:] for line in status if line.startswith("Uid:"))
         assert not {"0", str(owner)} & {*who}
@@ -135,9 +135,9 @@ def test_the_file_in_the_folder_of_node_exporter(shared: Path, owner: int) -> No
         assert {*rows["Uid"].split()} == {str(owner)}
         assert int(rows["CapEff"], 16) == int(rows["CapPrm"], 16) == 0
         path.unlink()
-        wait_until(path.exists, 10)
+        wait_until(path.exists, timeout_s=10)
     assert [one.name for one in folder.iterdir()] == ["tcpkmon.prom"]
-    wait_until(lambda: not Path("/proc", deputy).exists(), 10)
+    wait_until(lambda: not Path("/proc", deputy).exists(), timeout_s=10)
 
 
 def test_no_link_leads_to_the_file(shared: Path) -> None:

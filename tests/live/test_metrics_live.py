@@ -175,14 +175,14 @@ def test_prometheus_has_what_the_capture_counted(folder: Path, tmp_path: Path) -
         serving = tcpkmon("metrics", "--listen", listen, "--group", group)
         prometheus = Prometheus(tmp_path, listen)
         with process(*serving, stderr=subprocess.PIPE) as exporter, process(*prometheus.words):
-            text = wait_until(lambda: fetch(f"http://{listen}/metrics"), LIMIT_S)
+            text = wait_until(lambda: fetch(f"http://{listen}/metrics"), timeout_s=LIMIT_S)
             assert "tcpkmon_capture_proven" in text
             check_user(exporter.pid)
             name = "tcpkmon_capture_info"
-            wait_until(lambda: prometheus.query(name), LIMIT_S)
+            wait_until(lambda: prometheus.query(name), timeout_s=LIMIT_S)
             wait_until(
                 lambda: prometheus.value("tcpkmon_records_total") == client.status()["records"],
-                LIMIT_S,
+                timeout_s=LIMIT_S,
             )
             check_counts(prometheus, client)
             found = prometheus.query(name)
@@ -209,7 +209,7 @@ def check_others(running: Running, folder: Path, tmp_path: Path) -> None:
     assert 'capture="run.pm"' in stranger and str(tmp_path) not in stranger
     path = tmp_path / "m.sock"
     with process(*tcpkmon("metrics", "--listen", f"unix:{path}", "--group", group_name(GROUP))):
-        wait_until(path.exists, LIMIT_S)
+        wait_until(path.exists, timeout_s=LIMIT_S)
         words = ["curl", "-s", "--unix-socket", str(path), "http://localhost/metrics"]
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=LIMIT_S)
         assert "tcpkmon_tcp_rtt_seconds_bucket" in done.stdout

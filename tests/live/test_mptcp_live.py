@@ -86,8 +86,8 @@ def test_the_whole_above_its_subflows(tmp_path: Path, lab: Lab) -> None:
                 if at == SIZE // 2:  # what is on its way there goes on the first path again
                     rule = "add table t; add chain t c { type filter hook prerouting priority 0; };"
                     lab.b.command(["nft", f"{rule} add rule t c iif veth1 drop"])
-            wait_until(lambda: len(got) == SIZE, 60)
-            wait_until(lambda: told_by_kernel(server)["received"] == SIZE, 10)
+            wait_until(lambda: len(got) == SIZE, timeout_s=60)
+            wait_until(lambda: told_by_kernel(server)["received"] == SIZE, timeout_s=10)
             told = {"a": told_by_kernel(client), "b": told_by_kernel(server)}
             client.shutdown(socket.SHUT_WR)
             thread.join()

@@ -7,11 +7,10 @@ import os
 import subprocess
 from pathlib import Path
 
-from capturing import capturing, read, wait_until, within
-
 import tcpkmon
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.linux.netns import cookie_of, name_namespaces
+from tests.live.capturing import capturing, read, wait_until, within
 
 
 def test_names_of_namespaces(lab: Lab) -> None:

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from capturing import WAIT_S, Records, capturing, within
 
 from tcpkmon.collector.lab import traffic
 from tcpkmon.collector.lab.lab import Bottleneck, Lab
 from tcpkmon.collector.lab.traffic import Workload
+from tests.live.capturing import WAIT_S, Records, capturing, within
 
 # perf needs tracefs. Where it is not mounted, perf gets it alone: in a mount namespace of its own.
 RECORD = (

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from capturing import Pair, Records, capturing, connected, look, wait_until, within
 
 from tcpkmon.collector.lab.lab import Bottleneck, Lab, Side
+from tests.live.capturing import Pair, Records, capturing, connected, look, wait_until, within
 
 MOVING = re.compile(r"(?:lastsnd|lastrcv|lastack|ato):\d+|timer:\(\S+\)")
 EVERY = ("--columns", "all", "--locations", "default,SEND_CALL,RECEIVE_CALL")

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from capturing import capturing_each, connected, receive
 from click.testing import CliRunner
 from drifting import drifting
 
@@ -18,6 +17,7 @@ from tcpkmon.collector.lab.link import FATES, Link, Way
 from tcpkmon.formats.analysis.pairing import fit, pair
 from tcpkmon.formats.commands.pair import command
 from tests.full import first
+from tests.live.capturing import capturing_each, connected, receive
 
 SIZE = 600_000
 TIGHT = ("--columns", "full", "--locations", "all")

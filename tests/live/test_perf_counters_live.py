@@ -108,11 +108,6 @@ class Sampler:
         return int(struct.unpack("=Q", raw)[0])
 
 
-@pytest.fixture(scope="module")
-def btf() -> Btf:
-    return Btf.from_kernel()
-
-
 def compiled(read: str) -> tuple[tuple[Bound, ...], Image]:
     """All software counters bound, from counter1 on, and `read` as the sample."""
     names = " ".join(f"counter{n} {name};" for n, name in enumerate(SOFTWARE_NAMES, 1))

@@ -182,7 +182,7 @@ def test_a_namespace_that_appears_later(packets: Path, tmp_path: Path, named: bo
         if named:
             namespaces.remove(space.name)
             space.close()
-        wait_until(lambda: not has_device(lab.a, "near"), 10)
+        wait_until(lambda: not has_device(lab.a, "near"), timeout_s=10)
         log = running.finish()
     names = {number: name for name, number in HOOKS.items()}
     found = Counter(names[one["hook"]] for one in log.of("PACKET", netns=inode, identifier=MARK))

@@ -130,11 +130,6 @@ TIMES = 10
 
 
 @pytest.fixture(scope="module")
-def btf() -> Btf:
-    return Btf.from_kernel()
-
-
-@pytest.fixture(scope="module")
 def probing(btf: Btf) -> Probing:
     return Probing(btf)
 

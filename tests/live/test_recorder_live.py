@@ -42,12 +42,6 @@ MS = 1_000_000
 KEY = ("location", "lport", "rport", "seg_seq", "seg_len", "snd_una", "rcv_nxt", "callvalue")
 
 
-@pytest.fixture
-def lab() -> Iterator[Lab]:
-    with Lab() as made:
-        yield made
-
-
 @contextmanager
 def talking(pair: Pair) -> Iterator[None]:
     """Inside, the two exchange some bytes again and again."""

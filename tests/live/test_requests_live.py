@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from capturing import GUEST, ROOT
+
+from tests.live.capturing import GUEST, ROOT
 
 _MS = 1_000_000
 _TOOL = Path(sys.executable).parent

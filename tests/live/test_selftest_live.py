@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from capturing import capturing
 from click.testing import CliRunner
 
 from tcpkmon.collector.commands import selftest_captures, selftest_checks
@@ -21,6 +20,7 @@ from tcpkmon.collector.commands.selftest import command
 from tcpkmon.collector.commands.selftest_checks import NOT_CAUSED, OK, WRONG
 from tcpkmon.collector.loader.compiler import SUFFIX
 from tcpkmon.collector.loader.image_cache import cache_folder
+from tests.live.capturing import capturing
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from capturing import Records, capturing, join, listening, read, within
-from test_oracle_ss import BBR, EVERY, at_rest, us
 
 from tcpkmon.collector.lab.lab import Bottleneck, Lab
 from tcpkmon.collector.lab.link import Link, Way
 from tests.full import first
+from tests.live.capturing import Records, capturing, join, listening, read, within
+from tests.live.test_oracle_ss import BBR, EVERY, at_rest, us
 from tests.truth.why.judging import play
 from tests.truth.why.scenarios import SCENARIOS
 

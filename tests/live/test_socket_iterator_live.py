@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from capturing import Outcome, Pair, capturing, capturing_each, join, listening, within
 
 from tcpkmon.collector.commands.doctor_checks import examine
 from tcpkmon.collector.lab.lab import Lab
@@ -21,6 +20,7 @@ from tcpkmon.collector.loader.prepare import prepare
 from tcpkmon.collector.plan.filters import Filters
 from tcpkmon.collector.plan.request import Request
 from tcpkmon.formats.base.errors import KernelError
+from tests.live.capturing import Outcome, Pair, capturing, capturing_each, join, listening, within
 
 CONNECTIONS = 10
 LISTEN = 10

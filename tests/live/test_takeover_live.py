@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,18 +40,6 @@ ROTATION = "[capture.calls.rotation]\nevery = '{every}'\n"
 ROUNDS = 17 if FULL else 1
 KILLS = 3 if FULL else 2
 """In a round: a capture that dies again within a minute waits longer each time."""
-
-
-@pytest.fixture
-def space() -> Iterator[Space]:
-    with Space() as made:
-        yield made
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with Daemon(tmp_path) as made:
-        yield made
 
 
 def kill_worker(daemon: Daemon, name: str = "calls") -> float:

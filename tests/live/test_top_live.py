@@ -72,7 +72,7 @@ class Terminal:
             status.append(code)
             return bool(pid)
 
-        wait_until(ended, LIMIT_S)
+        wait_until(ended, timeout_s=LIMIT_S)
         os.close(self._fd)
         return os.waitstatus_to_exitcode(status[-1])
 

@@ -157,7 +157,7 @@ def test_only_sockets_of_the_control_group(lab: Lab) -> None:
             assert len(program.rows()) == 40 and 8 <= told.count(str(FAST)) <= 32
     finally:
         child.communicate()
-        wait_until(lambda: _removed(folder), 10)
+        wait_until(lambda: _removed(folder), timeout_s=10)
 
 
 def _removed(folder: Path) -> bool:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from capturing import Outcome, Records, capturing_each, connected, wait_until, within
-from test_oracle_ss import tcp_info
 
 from tcpkmon.collector.lab.lab import Lab
+from tests.live.capturing import Outcome, Records, capturing_each, connected, wait_until, within
+from tests.live.test_oracle_ss import tcp_info
 
 ROUNDS = 100
 LOCATIONS = ("--locations", "default,SEND_CALL,RECEIVE_CALL")

@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from capturing import ROOT, capturing, capturing_each
 from grouped_workload import POD, root_of
 
 import tcpkmon
@@ -28,6 +27,7 @@ from tcpkmon.collector.session.container_names import CONTAINERD
 from tcpkmon.formats.analysis import why
 from tcpkmon.formats.base.group_names import group_of
 from tcpkmon.formats.registry import open_files
+from tests.live.capturing import ROOT, capturing, capturing_each
 from tests.live.test_metrics_live import folder  # noqa: F401  (a fixture)
 
 PORT = 27_000 + os.getpid() % 500  # tests run in several processes at once

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_stalls import stalls_of
 
 from tcpkmon.collector import capturing
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.pair import connected
+from tests.live.test_stalls import stalls_of
 
 _SENDER = """
 import mmap, os, socket, sys, time

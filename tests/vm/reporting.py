@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 RESULTS = Path(os.environ["TCPKMON_RESULTS"])
 _FUNCTIONS = ("fentry", "fexit", "kprobe")
 _OUTCOMES = ("passed", "failed", "skipped", "rerun")
-# The live tests import it by its bare name.
-_CAPTURING = ("capturing", "tests.live.capturing")
+_CAPTURING = "tests.live.capturing"
 
 
 class _Reporter:
@@ -40,9 +39,8 @@ class _Reporter:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         _write("collected.json", [item.nodeid for item in session.items])
-        for name in _CAPTURING:
-            if name in sys.modules:
-                vars(sys.modules[name])["OBSERVERS"].append(self.note)
+        if _CAPTURING in sys.modules:
+            vars(sys.modules[_CAPTURING])["OBSERVERS"].append(self.note)
 
     def pytest_runtest_logstart(self, nodeid: str, location: object) -> None:
         file = nodeid.partition("::")[0]
