@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from tcpkmon.collector import capturing
 from tcpkmon.collector.commands.history.monitor import state_path
 from tcpkmon.formats.analysis import open_log
 from tcpkmon.formats.history import NO_USER
+from tcpkmon.formats.history.names_1988 import NAMES
 from tests.live.faults import as_nobody, run
+from tests.unit.test_translate import old_records
 
 FORKS = 40
 TCPKMON = Path(sys.executable).with_name("tcpkmon")
@@ -52,15 +56,22 @@ def test_on_off_and_the_report(tmp_path: Path) -> None:
         code, said = monitor(tmp_path, "-off")
     assert said == "MONITOR is turned OFF\nEvent data collected in file monitor.out\n"
     with open_log(tmp_path / "monitor.out") as log:
-        forked = {event["child_pid"] for event in log.choose("FORK")}
-        ended = {event["pid"] for event in log.choose("EXIT")}
-    assert set(made) <= forked
-    assert set(made) <= ended
+        forks = [event["child_pid"] for event in log.choose("FORK", where=["kind=PROCESS"])]
+        exits = [event["tgid"] for event in log.choose("EXIT", where=["group_dead=1"])]
+    assert set(made) <= set(forks) & set(exits)
     assert run_tcpkmon("verify", "monitor.out", cwd=tmp_path).returncode == 0
     report = run_tcpkmon("condense", "monitor.out", "--json", cwd=tmp_path)
     told = json.loads(report.stdout)
     assert told["process_life"]["count"] >= FORKS
     assert 0 < told["cpu"]["total"] <= 1
+    assert run_tcpkmon(
+        "translate", "--records-1987", "old", "monitor.out", cwd=tmp_path
+    ).returncode in (0, 3)
+    old = old_records((tmp_path / "old").read_bytes())
+    began = [int.from_bytes(aux, "big") for head, aux in old if head[1] == 6 << 8]
+    assert sorted(began) == sorted(forks)
+    ended = [head[3] for head, _ in old if head[1] == 6 << 8 | 1]
+    assert sorted(ended) == sorted(pid & 0xFFFF for pid in exits)
     assert monitor(tmp_path, "-on", answer="n\n")[0] == 2  # monitor.out exists, and is kept
     assert "not turned on" in monitor(tmp_path, "-s")[1]
 
@@ -83,15 +94,23 @@ def test_a_small_ring_and_more_than_one_id(tmp_path: Path) -> None:
 
 
 def test_iscan_takes_the_log_level_it_needs(tmp_path: Path) -> None:
-    done = run_tcpkmon("iscan", "bdwrite", "disc_io_id", "trap", "-o", "log", "--duration", "3s",
-                       "-q", cwd=tmp_path)  # fmt: skip
-    assert done.returncode in (0, 3), done.stderr
+    words = [TCPKMON, "iscan", "bdwrite", "disc_io_id", "trap", "-o", "log", "--duration", "3s"]
+    with subprocess.Popen([*words, "-q"], cwd=tmp_path) as scan:
+        while scan.poll() is None:
+            (tmp_path / "file").write_bytes(bytes(1 << 16))
+            time.sleep(0.1)
+    assert scan.returncode in (0, 3)
     with open_log(tmp_path / "log") as log:
         on = {one["name"] for one in log.choose("LOGGING_EVENT") if one["enabled"] == 1}
         mine = log.collector_pids
         assert len(mine) > 1, "its helpers too"
         assert all(e.get("tgid") not in mine for e in log.without_collector())
+        logged = Counter(event.type for event in log)
     assert on == {"PAGE_DIRTY", "DISK_INSERT", "DISK_ISSUE", "DISK_COMPLETE", "TRAP"}
+    said = run_tcpkmon("translate", "--names", "log", cwd=tmp_path).stdout.splitlines()
+    printed = Counter(line.split()[0] for line in said)
+    assert {name: printed[NAMES[name]] for name in on} == {name: logged[name] for name in on}
+    assert logged["PAGE_DIRTY"]
 
 
 def test_msmod_switches_a_running_capture(tmp_path: Path) -> None:
