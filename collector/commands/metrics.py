@@ -57,6 +57,11 @@ def command(
     if once and not textfile:
         click.echo(generate_latest(registry), nl=False)
         return 0
+    # All before root is given up: later this process may not be able to read its own code.
+    import asyncio
+    import concurrent.futures.thread  # noqa: F401  # asyncio's own, which it imports late
+
+    from tcpkmon.collector.commands.metrics_server import serve
     from tcpkmon.collector.control.client import find_collectors
 
     gid = find_gid(group)
@@ -74,10 +79,6 @@ def command(
             return 0
         if listen and listen.startswith("unix:"):
             stack.callback(_remove, listen.removeprefix("unix:"))
-        import asyncio
-
-        from tcpkmon.collector.commands.metrics_server import serve
-
         with suppress(asyncio.CancelledError):
             until = sys.stdin.fileno() if until_eof else None
             asyncio.run(serve(registry, listener, file, interval, until))

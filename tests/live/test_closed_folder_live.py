@@ -203,6 +203,8 @@ def test_the_daemon_and_its_children(home: Home, tmp_path: Path) -> None:
     with Daemon(tmp_path) as daemon:
         daemon.program = home.words("collector.commands.tcpkmon")
         text = """
+[control]
+group = "root"
 [metrics]
 listen = "unix:@/metrics.sock"
 textfile = "@/tcpkmon.prom"
@@ -221,14 +223,15 @@ output = "@/recorder"
 last = "30s"
 """
         daemon.configure(text)
-        daemon.start()
+        daemon.start(is_ready=False)
+        wait_until(lambda: any("READY=1" in lines for _, lines in daemon.told), "it is ready")
         talk()
-        daemon.configure(text.replace("keep_files = 3", "keep_files = 2"))
-        assert daemon.command("reload").code == 0
         os.kill(daemon.status()["psc"]["pid"], signal.SIGKILL)
         daemon.says("goes on where its process was killed")
+        daemon.configure(text.replace("keep_files = 3", "keep_files = 2"))
+        assert daemon.command("reload").code == 0
         prom = tmp_path / "tcpkmon.prom"
-        wait_until(lambda: prom.exists() and "tcpkmon_connections" in prom.read_text(), "metrics")
+        wait_until(lambda: prom.exists() and "tcpkmon_captures" in prom.read_text(), "metrics")
         for _ in range(2):  # the second has what the first one's question began to count
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
                 client.connect(str(tmp_path / "metrics.sock"))
