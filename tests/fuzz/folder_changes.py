@@ -34,8 +34,7 @@ def read(folder: Path) -> Files:
 def templates() -> dict[str, tuple[Files, Files, int]]:
     """By name: the files of a folder, those of another capture of its kind, records."""
     from tests.fuzz.seeds import dumps
-    from tests.unit.log_maker import make_logs
-    from tests.unit.segment_maker import make
+    from tests.unit.makers import make, make_logs
     from tests.unit.test_archive import archive
 
     def _dumps(path: Path, segments: int, count: int) -> None:

@@ -55,8 +55,7 @@ def unpack(data: bytes, folder: Path) -> None:
 
 def seeds() -> Iterator[tuple[str, bytes]]:
     """Of each format, with a loss; one that lacks a segment; a dump."""
-    from tests.unit.log_maker import make_logs
-    from tests.unit.segment_maker import make
+    from tests.unit.makers import make, make_logs
     from tests.unit.test_log_recorder import Recorder
 
     with tempfile.TemporaryDirectory() as base:
@@ -81,7 +80,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
 
 def _with_states(path: Path) -> None:
     """Segments that repeat what earlier ones know of open connections."""
-    from tests.unit.segment_maker import Maker
+    from tests.unit.makers import Maker
 
     maker = Maker(path)
     for _ in range(3):

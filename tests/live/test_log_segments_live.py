@@ -14,7 +14,7 @@ from tcpkmon.formats.analysis import open_log
 from tcpkmon.formats.base.segments import find_segments
 from tcpkmon.formats.registry import format_of
 from tests.live.test_segments_live import CALLS, PORT, TRAFFIC, fill
-from tests.unit.log_maker import CPUS, LogMaker
+from tests.unit.makers import CPUS, LogMaker
 
 
 def collect(folder: Path, *options: str, environment: dict[str, str] | None = None) -> str:

@@ -23,7 +23,7 @@ from tcpkmon.formats.psc.reader import open_capture
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import verify_file
 from tests.live.faults import TCPKMON, Collector, let_others_in
-from tests.unit.segment_maker import LOCATION, Maker, make
+from tests.unit.makers import LOCATION, Maker, make
 from tests.unit.test_archive import archive
 
 PORT, CALLS = 20_000 + 2 * (os.getpid() % 5_000), 20_011

@@ -28,7 +28,7 @@ from tcpkmon.formats.klogger.reader import LogReader
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.schema import parse
 from tcpkmon.formats.verify import Report
-from tests.unit import log_maker, segment_maker
+from tests.unit import makers
 from tests.unit.captures import (
     FURTHER,
     CaptureBuilder,
@@ -354,7 +354,7 @@ def test_one_key_replaces_the_same_by_the_same(tmp_path: Path, kind: str) -> Non
 @pytest.mark.parametrize("kind", ["psc", "klogger"])
 def test_a_chain(tmp_path: Path, kind: str) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
-    (segment_maker.make if kind == "psc" else log_maker.make_logs)(old, segments=3)
+    (makers.make if kind == "psc" else makers.make_logs)(old, segments=3)
     name = os.uname().nodename
     anonymise(old, new, who())
     assert proof(new) == proof(old)

@@ -23,7 +23,7 @@ from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.psc.reader import Capture, open_capture
 from tcpkmon.formats.registry import format_of
-from tests.unit.segment_maker import CPUS, index_of, make
+from tests.unit.makers import CPUS, index_of, make
 
 pyarrow = pytest.importorskip("pyarrow")
 

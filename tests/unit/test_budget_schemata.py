@@ -22,7 +22,7 @@ from tcpkmon.formats.verify import Report
 from tcpkmon.formats.verify.klogger.books import integers
 from tests.unit.klogger_samples import LogMaker as SampleLog
 from tests.unit.klogger_samples import describe_events, make_schema
-from tests.unit.log_maker import LogMaker
+from tests.unit.makers import LogMaker
 from tests.unit.test_log_recorder import Recorder
 from tests.unit.test_log_recorder import verify as verify_dumps
 

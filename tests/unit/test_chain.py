@@ -20,8 +20,7 @@ from tcpkmon.formats.psc.reader import Capture, open_capture
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import Report
 from tcpkmon.formats.verify.psc.repair import repair_file
-from tests.unit.log_maker import LogMaker
-from tests.unit.segment_maker import CPUS, Maker, make
+from tests.unit.makers import CPUS, LogMaker, Maker, make
 from tests.unit.test_segments import flip
 
 

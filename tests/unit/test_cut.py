@@ -23,8 +23,7 @@ from tcpkmon.formats.verify.psc.cut import cut_file
 from tests.fuzz.seeds import dumps
 from tests.kept.make import unpack
 from tests.unit.captures import FURTHER, CaptureBuilder, clean_capture, full_capture
-from tests.unit.log_maker import make_logs
-from tests.unit.segment_maker import make
+from tests.unit.makers import make, make_logs
 from tests.unit.why_capture import write_capture
 
 ASKED = {"where": "lport == 1"}

@@ -14,8 +14,7 @@ from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify.report import NOT_CLOSED
 from tests.fuzz.seeds import dumps as psc_dumps
 from tests.unit.cutting import Cut, cut_log, cut_psc
-from tests.unit.log_maker import LogMaker, make_logs
-from tests.unit.segment_maker import Maker, make
+from tests.unit.makers import LogMaker, Maker, make, make_logs
 from tests.unit.test_log_recorder import Recorder
 
 Cuts = Callable[[Path], Iterator[tuple[Cut, bytes]]]

@@ -21,7 +21,7 @@ from tcpkmon.collector.session.keeper import Keeper
 from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.commands.dataset import command
 from tcpkmon.formats.dataset import Store, add, check
-from tests.unit.segment_maker import make
+from tests.unit.makers import make
 from tests.unit.test_dataset import rows_of
 from tests.unit.test_lasting import wait_for, worker_of
 

@@ -14,8 +14,7 @@ from tcpkmon.collector.commands.tcpkmon import command as tcpkmon
 from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.segments import INDEX
 from tcpkmon.formats.commands.pmgraph import command as pmgraph
-from tests.unit.log_maker import make_logs
-from tests.unit.segment_maker import make
+from tests.unit.makers import make, make_logs
 from tests.unit.test_archive import archive
 
 

@@ -31,8 +31,7 @@ from tcpkmon.formats.base.errors import FileError, TcpkmonError
 from tcpkmon.formats.base.files import open_plain
 from tcpkmon.formats.base.segments import find_segments, hidden
 from tests.full import IS_FULL
-from tests.unit.log_maker import LogMaker
-from tests.unit.segment_maker import index_of, make
+from tests.unit.makers import LogMaker, index_of, make
 from tests.unit.test_supervisor import killed_segment
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="it needs a second user")

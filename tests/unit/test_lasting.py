@@ -30,7 +30,7 @@ from tcpkmon.collector.writer.segment_folder import OPEN, SEAL, SegmentFolder
 from tcpkmon.collector.writer.stream import STREAMS
 from tcpkmon.formats.base.errors import FileError, KernelError
 from tcpkmon.formats.base.segments import find_segments, hidden, name_segment
-from tests.unit.segment_maker import Maker, index_of, make
+from tests.unit.makers import Maker, index_of, make
 from tests.unit.test_foreign_folders import ATTACKER
 
 WAIT_S = 20.0

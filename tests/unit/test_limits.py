@@ -39,9 +39,9 @@ from tcpkmon.formats.verify import Report, chain
 from tcpkmon.formats.verify.report import Problems
 from tcpkmon.formats.verify.segment import Part
 from tests.unit.klogger_samples import LogMaker, sample_header
+from tests.unit.makers import make as make_segments
 from tests.unit.pmgraph_capture import Builder
 from tests.unit.psc_samples import END, describe, entry_size, record
-from tests.unit.segment_maker import make as make_segments
 from tests.unit.test_disk_analysis import write as write_disk_log
 
 DOCS = Path(__file__).parents[2] / "docs" / "limits.md"

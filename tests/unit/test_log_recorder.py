@@ -22,7 +22,7 @@ from tcpkmon.formats.klogger.encode import encode_preamble
 from tcpkmon.formats.klogger.reader import LogReader
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import Report
-from tests.unit.log_maker import CPUS, LogMaker
+from tests.unit.makers import CPUS, LogMaker
 
 
 class Recorder(LogMaker):

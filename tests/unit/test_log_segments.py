@@ -24,7 +24,7 @@ from tcpkmon.formats.commands.decode import command as decode
 from tcpkmon.formats.commands.export import command as export
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import Report, repair_folder, verify_log
-from tests.unit.log_maker import CPUS, LogMaker, make_logs
+from tests.unit.makers import CPUS, LogMaker, make_logs
 
 
 def verify(folder: Path) -> tuple[Report, list[Report]]:
@@ -320,7 +320,7 @@ def test_a_killed_capture_has_an_unknown_tail_and_is_repaired(tmp_path: Path) ->
 
 
 def test_a_folder_with_psc_files_has_no_events(tmp_path: Path) -> None:
-    from tests.unit.segment_maker import make
+    from tests.unit.makers import make
 
     make(tmp_path / "out", segments=2)
     assert run(decode, [str(tmp_path / "out")], prog="decode") == 2

@@ -14,7 +14,7 @@ from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS, Queues
 from tcpkmon.collector.sequencer.part import COPY_BYTES
 from tcpkmon.collector.writer.log_batch import copies
 from tcpkmon.formats.klogger import LogReader
-from tests.unit.log_maker import CPUS, LogMaker
+from tests.unit.makers import CPUS, LogMaker
 from tests.unit.test_sequencer import FULL, make_rows
 
 ROWS = COPY_BYTES // FULL.itemsize

@@ -29,7 +29,7 @@ from tcpkmon.formats.analysis import open_log
 from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.base.segments import find_segments
 from tcpkmon.formats.registry import format_of
-from tests.unit.log_maker import CPUS, WAIT_S, LogMaker
+from tests.unit.makers import CPUS, WAIT_S, LogMaker
 
 
 def test_a_note_that_was_not_finished_leaves_the_one_before() -> None:

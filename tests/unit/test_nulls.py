@@ -20,7 +20,7 @@ from tcpkmon.collector.plan.columns import EVENT, load_schema
 from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.schema import Field, format_schema, parse
 from tests.unit.klogger_samples import LogMaker
-from tests.unit.segment_maker import Maker
+from tests.unit.makers import Maker
 
 GIVEN: dict[str, Any] = {
     "min_rtt_us": [2**32 - 1, 77, 4_294_961_111, 2**32 - 1],

@@ -15,8 +15,8 @@ from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.ports import ANY, find_missing, match_ports
 from tcpkmon.formats.commands.pmgraph import command as pmgraph
 from tcpkmon.formats.psc.reader import open_capture
+from tests.unit.makers import Maker
 from tests.unit.request_capture import Socket, client, server, write_requests
-from tests.unit.segment_maker import Maker
 
 BOTH = {(40000, 80), (80, 40000)}
 Ends = set[tuple[int, int]]

@@ -22,7 +22,7 @@ from tcpkmon.formats.base.reconciled import Reconciled, What
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import verify_file
 from tests.unit.captures import CaptureBuilder
-from tests.unit.segment_maker import Maker
+from tests.unit.makers import Maker
 
 SCHEMA = load_schema()
 LAYOUT = make_layout(SCHEMA, choose_columns(SCHEMA.event("SNAPSHOT"), "full"), ())

@@ -21,7 +21,7 @@ from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reconciled import Reconciled, What, When
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import Report
-from tests.unit.log_maker import LogMaker
+from tests.unit.makers import LogMaker
 
 SCHEMA = load_schema()
 HEAD = ("time_ns", "cpu", "serial")

@@ -28,7 +28,7 @@ from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import Report, verify_file
 from tests.fuzz.targets import agree
-from tests.unit.segment_maker import CPUS, LOCATION, WAIT_S, Maker
+from tests.unit.makers import CPUS, LOCATION, WAIT_S, Maker
 
 S = 10**9
 KEEPING = Keeping(10.0, 1 << 20, 2.0, ("rto", "rst"), 3)
@@ -70,17 +70,16 @@ class Recording(Maker):
         self.checkpoint()
 
     def pass_time(self, seconds: float) -> None:
-        self.clock_ns += int(seconds * S)
-        self.time_ns = self.clock_ns
+        self.now_ns += int(seconds * S)
 
     def fire(self, number: int, conn_id: int = 7, count: int = 1) -> None:
-        self.watch.due.append(Hit(number, self.clock_ns, conn_id, count))
+        self.watch.due.append(Hit(number, self.now_ns, conn_id, count))
         self.stream.release(0)
 
     def advance(self) -> None:
         """The dump under way ends."""
         self.pass_time(self.keeping.after_s + 0.1)
-        self.stream.release(self.clock_ns)
+        self.stream.release(self.now_ns)
 
     def end(self) -> list[Path]:
         self.close()
@@ -153,7 +152,7 @@ def test_a_gap_that_shows_later_belongs_before_the_window(tmp_path: Path) -> Non
         recording.ledger["ring_full"][cpu, LOCATION] += 20
     for _ in range(12):
         recording.pass_time(1)
-        recording.stream.release(recording.clock_ns)
+        recording.stream.release(recording.now_ns)
         recording.checkpoint()
     recording.second()
     recording.fire(1)
@@ -409,7 +408,7 @@ def test_the_last_state_of_each_open_connection_is_first(tmp_path: Path) -> None
 def test_a_dump_begins_with_the_budget_s_step_in_force(tmp_path: Path) -> None:
     """Taken so long before the window that no entry of it is kept."""
     recording = Recording(tmp_path / "d")
-    now_ns = recording.clock_ns
+    now_ns = recording.now_ns
     recording.stream.changed([Change(ChangeKind.SHED, 0, now_ns, now_ns, 0, 2, 0, 1)])
     for _ in range(13):
         recording.second(count=1)
@@ -422,7 +421,7 @@ def test_a_dump_begins_with_the_budget_s_step_in_force(tmp_path: Path) -> None:
 
 def test_marks_and_switches_are_in_the_dump(tmp_path: Path) -> None:
     recording = Recording(tmp_path / "d")
-    recording.stream.changed([Change(0, LOCATION, recording.clock_ns, recording.clock_ns, 1, 0)])
+    recording.stream.changed([Change(0, LOCATION, recording.now_ns, recording.now_ns, 1, 0)])
     for _ in range(13):
         recording.second(count=1)
     recording.stream.marks([Mark(3, "here")])
@@ -541,6 +540,7 @@ def test_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
         ["--record-last", "30s", "--on", "rto >"],
         ["--record-last", "30s", "--dumps-per-hour", "0"],
         ["--record-last", "1K"], ["--record-last", "0s"], ["--rotate-size", ""],
+        ["--rotate-size", "1G", "--archive", "zip"],
         ["--rotate-size", "1G", "--keep-for", ""], ["--record-last", "30s", "--after", ""],
     ):  # fmt: skip
         with pytest.raises(UsageError):

@@ -20,7 +20,7 @@ from tcpkmon.collector.session.keeper import Keeper
 from tcpkmon.collector.session.retention import Retention
 from tcpkmon.formats.base.segments import find_segments, name_segment, parse_name
 from tcpkmon.formats.registry import format_of
-from tests.unit.segment_maker import index_of, make
+from tests.unit.makers import index_of, make
 from tests.unit.test_lasting import worker_of
 
 BIG = Rotation(every_s=1)

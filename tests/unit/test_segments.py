@@ -20,7 +20,7 @@ from tcpkmon.formats.base.segments import find_segments, hidden, name_segment, p
 from tcpkmon.formats.psc.pieces import look
 from tcpkmon.formats.psc.reader import open_capture
 from tcpkmon.formats.verify import verify_file
-from tests.unit.segment_maker import CPUS, LOCATION, Maker, index_of, make
+from tests.unit.makers import CPUS, LOCATION, Maker, index_of, make
 
 
 @pytest.mark.parametrize("lose", [0, 3])
@@ -234,7 +234,7 @@ def test_sizes_and_commands() -> None:
             parse_command(bad)
     for wrong in (
         Rotation(keep_files=3), Rotation(size_bytes=10), Rotation(every_s=0.01),
-        Rotation(every_s=1, keep_files=0), Rotation(every_s=1, archive="zip"),
+        Rotation(every_s=1, keep_files=0),
         Rotation(every_s=1, on_rotate=("/no/such/command",)),
     ):  # fmt: skip
         with pytest.raises(UsageError):

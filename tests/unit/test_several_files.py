@@ -21,8 +21,7 @@ from tcpkmon.formats.commands.why import command as why
 from tcpkmon.formats.psc.reader import Capture, open_capture
 from tcpkmon.formats.registry import group
 from tests.kept.make import unpack
-from tests.unit.log_maker import make_logs
-from tests.unit.segment_maker import Maker, make
+from tests.unit.makers import Maker, make, make_logs
 
 
 def psc(folder: Path, segments: int = 3) -> list[Path]:

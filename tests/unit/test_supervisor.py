@@ -28,7 +28,7 @@ from tcpkmon.collector.daemon.systemd import Systemd
 from tcpkmon.collector.linux import isolated
 from tcpkmon.formats.base.segments import find_segments
 from tests.descriptors import descriptors
-from tests.unit.segment_maker import Maker, index_of
+from tests.unit.makers import Maker, index_of
 from tests.unit.test_takeover import Killed
 
 NOBODY: dict[str, object] = {"captures": {}, "group": None, "metrics": None}

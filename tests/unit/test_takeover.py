@@ -25,7 +25,7 @@ from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.base.segments import find_segments
 from tcpkmon.formats.psc.reader import open_capture
 from tcpkmon.formats.registry import format_of
-from tests.unit.segment_maker import CPUS, WAIT_S, Maker, index_of
+from tests.unit.makers import CPUS, WAIT_S, Maker, index_of
 
 
 def test_the_journal_has_the_last_two_notes() -> None:

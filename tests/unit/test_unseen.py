@@ -26,8 +26,7 @@ from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.commands.verify import command as verify
 from tcpkmon.formats.registry import format_of
 from tests.unit.captures import clean_capture
-from tests.unit.log_maker import LogMaker
-from tests.unit.segment_maker import CPUS, Maker
+from tests.unit.makers import CPUS, LogMaker, Maker
 from tests.unit.test_recorder_stream import Recording
 from tests.unit.test_takeover import Killed
 
@@ -165,7 +164,7 @@ def test_a_dump_tells_of_its_window(tmp_path: Path) -> None:
     for _ in range(30):
         maker.pass_by(1, 10)
         maker.second()
-    maker.watch.due.append(Hit(1, maker.clock_ns, 7, 1))
+    maker.watch.due.append(Hit(1, maker.now_ns, 7, 1))
     maker.stream.release(0)
     maker.pass_by(1, 70)
     maker.advance()

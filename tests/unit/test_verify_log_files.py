@@ -24,7 +24,7 @@ from tcpkmon.formats.verify import repair_log, verify_folder, verify_log
 from tcpkmon.formats.verify.report import NOT_CLOSED, Report
 from tests.full import IS_FULL
 from tests.unit.log_builder import LOST_EACH, LogBuilder, clean_log, lossy_log
-from tests.unit.log_maker import make_logs
+from tests.unit.makers import make_logs
 
 NAME = "kernlog.dump.cpu0"
 
