@@ -170,7 +170,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = make_logs(tmp_path / "logs", 1)[0]
     for words, what, error in (
         ((path,), "nothing to cut by", UsageError),
-        ((path, "-p", "7"), "not a connection", UsageError),
+        ((path, "-p", "7"), "no connection 7;", UsageError),
         ((path, "-p", "7.8"), "no connection 7.8", UsageError),
         ((path, "--where", "nope > 1"), "no column 'nope'", UsageError),
         ((path, "--since", "noon"), "(UTC), or CLOCK_MONOTONIC in ns", UsageError),

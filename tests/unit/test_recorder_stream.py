@@ -540,7 +540,6 @@ def test_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
         ["--record-last", "30s", "--on", "rto >"],
         ["--record-last", "30s", "--dumps-per-hour", "0"],
         ["--record-last", "1K"], ["--record-last", "0s"], ["--rotate-size", ""],
-        ["--rotate-size", "1G", "--archive", "zip"],
         ["--rotate-size", "1G", "--keep-for", ""], ["--record-last", "30s", "--after", ""],
     ):  # fmt: skip
         with pytest.raises(UsageError):
