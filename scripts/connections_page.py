@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from markdown_table import table
+from markdown import table
 
 from tcpkmon.formats.analysis.why import CONNECTIONS, INTERVALS, LIMITS, Column
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import markdown_table
+import markdown
 from connections_page import connections_page
 from tables_page import tables_page
 
@@ -114,7 +114,7 @@ CONTROL_CALLVALUES = {
 def table(headings: list[str], rows: list[list[str]]) -> str:
     """Its text; cells are as HTML has them."""
     escaped = [[html.escape(text, quote=False) for text in row] for row in rows]
-    return "\n".join(markdown_table.table(headings, escaped))
+    return "\n".join(markdown.table(headings, escaped))
 
 
 def page(*parts: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from markdown_table import table
+from markdown import table
 
 from tcpkmon.formats.schema import Schema
 from tcpkmon.formats.tables import SHIPPED, Column, snapshot_columns

@@ -10,17 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scripts.benchmark import slowdown
+from scripts.benchmark import slowdown, tools
+from scripts.benchmark.results import Change, Results, change, differ, percent
+from scripts.benchmark.session import Session
+from scripts.benchmark.slowdown import WORK, working
+from scripts.benchmark.tables import Table
 from scripts.benchmark.trees import Tree
-from scripts.benchmark.work import WORK, working
-from scripts.experiments import interleaved, tools
-from scripts.experiments.context import Context
-from scripts.experiments.report import Table
-from scripts.experiments.results import Results
-from scripts.experiments.stats import percent
-from scripts.experiments.student import Change, change, differ
-from scripts.experiments.tools import Tool
-from tcpkmon.formats.base.errors import UsageError
 
 NAME = "compare"
 ROUNDS = 10
@@ -30,8 +25,7 @@ CASES = {
     "filter": slowdown.FILTERED,
     "changed": slowdown.CHANGED,
     "all": slowdown.ALL,
-    "bpf": "collect --rings bpf",
-    "perf": "collect --rings perf",
+    "perf": slowdown.RINGS,
 }
 """By the word in --only."""
 USUAL = ("default", "columns", "filter")
@@ -56,42 +50,28 @@ class Line:
     """Of B: slower, faster, or ~ where noise can be the reason."""
 
 
-def measure(context: Context, trees: Sequence[Tree], words: Sequence[str]) -> None:
+def measure(session: Session, trees: Sequence[Tree], words: Sequence[str]) -> None:
     """Nothing, A, nothing, B and so on, under all the work; every second round B comes first."""
-    with working(context, slowdown.NAME) as worker:
-        cases = _usable(context, trees, words)
-        for number in context.each_round(NAME):
+    with working(session) as worker:
+        cases = {
+            CASES[word]: [
+                tools.collect(word, *slowdown.OPTIONS[CASES[word]], programs=tree.programs)
+                for tree in trees
+            ]
+            for word in words
+        }
+        for number in session.each_round(NAME):
             before = worker.run()
             for case, pair in cases.items():
                 for side in ("ab", "ba")[number % 2]:
-                    tool = pair["ab".index(side)]
-                    before = interleaved.measure_one(
-                        context, slowdown.NAME, worker, tool, case_of(side, case), before
+                    before = slowdown.measure_one(
+                        session, worker, pair["ab".index(side)], case_of(side, case), before
                     )
 
 
 def case_of(side: str, case: str) -> str:
     """The case's name in the results; side: a or b."""
     return f"{side}: {case}"
-
-
-def _usable(
-    context: Context, trees: Sequence[Tree], words: Sequence[str]
-) -> dict[str, list[Tool]]:
-    """The tools of both trees by case; a case that one of them has not is skipped."""
-    found = {}
-    for word in words:
-        case = CASES[word]
-        options = slowdown.OPTIONS[case]
-        lacks = [tree.name for tree in trees
-                 if case in slowdown.RINGS and not slowdown.has_rings(tree.programs)]  # fmt: skip
-        if lacks:
-            context.results.skip(NAME, case, f"{' and '.join(lacks)}: no --rings")
-            continue
-        found[case] = [tools.collect(case, *options, programs=tree.programs) for tree in trees]
-    if not found:
-        raise UsageError("nothing to compare: these trees have none of the cases")
-    return found
 
 
 def lines(results: Results) -> list[Line]:
@@ -105,7 +85,7 @@ def lines(results: Results) -> list[Line]:
         found.append((case, ALL_WORK, statistics.fmean(a), statistics.fmean(b), change(mean)))
         for work, values, one, other in zip(times, times.values(), a, b, strict=True):
             found.append((case, work, one, other, change(values)))
-        used = [_logarithms(results, interleaved.cpu_subject(work), case) for work in times]
+        used = [_logarithms(results, slowdown.cpu_subject(work), case) for work in times]
         cpu = [-statistics.fmean(values) for values in zip(*used, strict=True)]
         found.append((case, CPU, None, None, change(cpu)))
         if reader := _reader(results, case):
@@ -136,7 +116,7 @@ def _logarithms(results: Results, subject: str, case: str) -> list[float]:
     ours = [
         results.all(slowdown.NAME, subject, name)
         for side in "ab"
-        for name in (case_of(side, case), interleaved.bare(case_of(side, case)))
+        for name in (case_of(side, case), slowdown.bare(case_of(side, case)))
     ]
     return [math.log(a / a0 / (b / b0)) for a, a0, b, b0 in zip(*ours, strict=False)]
 
@@ -144,7 +124,7 @@ def _logarithms(results: Results, subject: str, case: str) -> list[float]:
 def _slowdown(results: Results, work: str, side: str, case: str) -> float:
     name = case_of(side, case)
     return statistics.median(
-        results.slowdowns(slowdown.NAME, work, name, interleaved.bare(name))
+        results.slowdowns(slowdown.NAME, work, name, slowdown.bare(name))
     )
 
 
@@ -154,7 +134,7 @@ def _reader(results: Results, case: str) -> list[float]:
     records = [results.all(slowdown.NAME, "records", name) for name in names]
     if min(map(min, records)) < FEW_RECORDS:
         return []
-    a, b = (results.all(slowdown.NAME, interleaved.READER, name) for name in names)
+    a, b = (results.all(slowdown.NAME, slowdown.READER, name) for name in names)
     return [math.log(y / x) for x, y in zip(a, b, strict=False)]
 
 

@@ -7,10 +7,11 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.experiments import tools
-from scripts.experiments.context import Context, cpus
-from scripts.experiments.load import Done, Load
-from scripts.experiments.tools import Tool
+from scripts.benchmark import tools
+from scripts.benchmark.load import Done, Load
+from scripts.benchmark.results import Results
+from scripts.benchmark.session import Session, cpus
+from scripts.benchmark.tools import Tool
 
 NAME = "rates"
 TITLE = "Record rate"
@@ -46,7 +47,7 @@ def subject(flood: str, setting: Setting, metric: str) -> str:
     return f"{flood}, {setting.name}: {metric}"
 
 
-def find_tools(context: Context) -> list[Tool]:
+def find_tools(session: Session) -> list[Tool]:
     """Those that can be used here."""
     one_place = ("--locations", "RECEIVE_CALL", "--no-existing")
     wanted = (
@@ -56,34 +57,34 @@ def find_tools(context: Context) -> list[Tool]:
         tools.perf(PERF_LEAN, "syscalls:sys_enter_getppid"),
         tools.perf(PERF_SOCKET, "sock:sock_recv_length"),
     )
-    return tools.usable(context, NAME, wanted)
+    return tools.usable(session, NAME, wanted)
 
 
-def measure(context: Context) -> None:
+def measure(session: Session) -> None:
     """Each flood at each setting, without a tool and with each in turn."""
-    known = find_tools(context)
+    known = find_tools(session)
     with contextlib.ExitStack() as stack:
-        loads = [stack.enter_context(context.lab())[1] for _ in range(2)]
+        loads = [stack.enter_context(session.lab())[1] for _ in range(2)]
         for load, cpu in zip(loads, cpus(), strict=True):
             load.pin(cpu, cpu)
-        for _ in context.each_round(NAME):
+        for _ in session.each_round(NAME):
             for flood, names in FLOODS.items():
                 paced = PACED if flood == "getppid" else ()
-                for setting in (ANY,) if context.quick else (ANY, *paced, BOTH):
+                for setting in (ANY,) if session.quick else (ANY, *paced, BOTH):
                     for tool in known:
-                        if context.quick and tool.name == CLASSIC:
+                        if session.quick and tool.name == CLASSIC:
                             continue
-                        if tool.name in names and not context.results.is_skipped(NAME, tool.name):
-                            with tools.tolerating(context, NAME, tool):
-                                _one_tool(context, loads, flood, setting, tool)
+                        if tool.name in names and not session.results.is_skipped(NAME, tool.name):
+                            with tools.tolerating(session, NAME, tool):
+                                _one_tool(session, loads, flood, setting, tool)
 
 
 def _one_tool(
-    context: Context, loads: list[Load], flood: str, setting: Setting, tool: Tool
+    session: Session, loads: list[Load], flood: str, setting: Setting, tool: Tool
 ) -> None:
-    bare = [] if setting.rate else _flood(context, loads, flood, setting)
-    with tool.running(context.folder) as it:
-        with_tool = _flood(context, loads, flood, setting)
+    bare = [] if setting.rate else _flood(session, loads, flood, setting)
+    with tool.running(session.folder) as it:
+        with_tool = _flood(session, loads, flood, setting)
         outcome = it.end()
     records = max(1, outcome.records)
     found = {
@@ -98,12 +99,12 @@ def _one_tool(
         # CPU time, not wall time: others may have used the CPU.
         found["kernel_us"] = _cpu_us(with_tool) - _cpu_us(bare)
     for metric, value in found.items():
-        context.results.add(NAME, subject(flood, setting, metric), tool.name, value)
+        session.results.add(NAME, subject(flood, setting, metric), tool.name, value)
 
 
-def _flood(context: Context, loads: list[Load], flood: str, setting: Setting) -> list[Done]:
+def _flood(session: Session, loads: list[Load], flood: str, setting: Setting) -> list[Done]:
     """What each core did."""
-    seconds = context.pick(0.5, 0.4)
+    seconds = session.pick(0.5, 0.4)
     used = loads[: setting.cores]
     for load in used:
         load.start(f"{flood} {seconds} {setting.rate}")
@@ -113,3 +114,12 @@ def _flood(context: Context, loads: list[Load], flood: str, setting: Setting) ->
 def _cpu_us(flood: list[Done]) -> float:
     """CPU time of a call, in us."""
     return 1e6 * sum(done.cpu_s for done in flood) / sum(done.count for done in flood)
+
+
+def cost_of(results: Results, case: str) -> tuple[float, float] | None:
+    """Of a record of the getppid flood from one core, in us: in the kernel, in the reader."""
+    kernel, reader = (
+        results.median(NAME, subject("getppid", ANY, metric), case)
+        for metric in ("kernel_us", "cpu_us")
+    )
+    return None if kernel is None or reader is None else (kernel, reader)

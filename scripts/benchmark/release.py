@@ -10,12 +10,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from scripts.benchmark import rates, reading, samples, sizes, slowdown
-from scripts.benchmark.means import mean_cpu
-from scripts.benchmark.targets import faster_than_perf, whole_cost_us
-from scripts.experiments import interleaved
-from scripts.experiments.results import Results
-from scripts.experiments.stats import number
+from scripts.benchmark import rates, reading, slowdown
+from scripts.benchmark.results import Results, number
 
 FILE = Path(__file__).with_name("release.json")
 MOST = 1.8
@@ -38,22 +34,17 @@ def figures(results: Results) -> dict[str, float]:
         "lean record, kernel": (rates.NAME, lean["kernel_us"], rates.LEAN),
         "lean record, reader": (rates.NAME, lean["cpu_us"], rates.LEAN),
         "default record, kernel": (rates.NAME, default["kernel_us"], rates.DEFAULT),
-        "default record, reader": (slowdown.NAME, interleaved.READER, slowdown.DEFAULT),
-        "perf's columns, reader": (slowdown.NAME, interleaved.READER, slowdown.COLUMNS),
-    }
-    sizes_of = {
-        "default record, bytes": (slowdown.NAME, "bytes", slowdown.DEFAULT),
-        "record in Parquet, bytes": (sizes.NAME, sizes.SUBJECT, sizes.PARQUET),
+        "default record, reader": (slowdown.NAME, slowdown.READER, slowdown.DEFAULT),
+        "perf's columns, reader": (slowdown.NAME, slowdown.READER, slowdown.COLUMNS),
     }
     found = {}
     for name, where in times.items():
         value = _lowest(results, *where)
         if value is not None and perf is not None and perf > 0:
             found[f"{name} / perf's"] = round(value / perf, 4)
-    for name, where in sizes_of.items():
-        value = _lowest(results, *where)
-        if value is not None:
-            found[name] = round(value, 1)
+    size = _lowest(results, slowdown.NAME, "bytes", slowdown.DEFAULT)
+    if size is not None:
+        found["default record, bytes"] = round(size, 1)
     return found
 
 
@@ -103,20 +94,19 @@ def too_slow(results: Results) -> list[str]:
     The margins are wide, as the machines of CI are shared. Without perf there is no verdict.
     """
     problems = []
-    ours, perf = mean_cpu(results, slowdown.COLUMNS), mean_cpu(results, slowdown.PERF)
+    ours, perf = (slowdown.mean_cpu(results, one) for one in (slowdown.COLUMNS, slowdown.PERF))
     if ours is not None and perf is not None and ours > 2.5 * max(perf, 1.0):
         problems.append(
             f"TCP takes {number(ours)} times as much CPU under collect, "
             f"under perf {number(perf)} times"
         )
-    cost, other = (whole_cost_us(results, case) for case in (rates.LEAN, rates.PERF_LEAN))
-    if cost is not None and other is not None and cost > 5 * max(other, 0.2):
-        problems.append(f"a record of collect costs {number(cost)} us, perf's {number(other)}")
-    times = faster_than_perf(results, reading.READ)
+    lean, other = (rates.cost_of(results, one) for one in (rates.LEAN, rates.PERF_LEAN))
+    if lean is not None and other is not None and sum(lean) > 5 * max(sum(other), 0.2):
+        problems.append(
+            f"a record of collect costs {number(sum(lean))} us, perf's {number(sum(other))}"
+        )
+    times = reading.faster_than_perf(results, reading.READ)
     read = results.median(reading.NAME, reading.RECORDS, reading.READ) or 0
     if times is not None and times < 0.5 and read > ENOUGH_RECORDS:
         problems.append(f"reading a record takes {number(1 / times)} times as long as perf's")
-    size = results.median(sizes.NAME, sizes.SUBJECT, samples.CLASSIC)
-    if size is not None and size > 100:
-        problems.append(f"a classic record takes {number(size)} bytes")
     return problems

@@ -1,297 +1,197 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results as tables, a function for each section; the report draws them."""
+"""The results as tables on the terminal, and the row of a CPU model in docs/cost.md."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from scripts.benchmark import drain, inkernel, rates, reading, scale, sizes, slowdown, startup
-from scripts.benchmark.means import (
-    STEADY,
-    beside,
-    deciding,
-    each_beside,
-    mean_cpu,
-    mean_slowdown,
-    scatter_of,
-)
-from scripts.benchmark.targets import faster_than_perf, targets, whole_cost_us
-from scripts.benchmark.work import WORK
-from scripts.experiments import interleaved, program_runs
-from scripts.experiments.report import NONE, Table
-from scripts.experiments.results import Results
-from scripts.experiments.stats import MANY, Spread, number, percent, spread
+import rich.table
+from rich.console import Console
 
-COUNTS = ("records", "lost")
+from scripts import markdown
+from scripts.benchmark import rates, reading, slowdown
+from scripts.benchmark.results import MANY, Results, Spread, number, percent, spread
+from scripts.benchmark.slowdown import WORK, bare, cpu_subject, mean_cpu, mean_slowdown
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.escape import for_terminal
 
-
-def of_targets(results: Results) -> Table:
-    words = {True: "yes", False: "**no**", None: NONE}
-    rows = [
-        (t.wanted, t.measured, "~" if t.unclear else words[t.reached]) for t in targets(results)
-    ]
-    return Table(
-        "What was to be reached", ("target", "measured", "reached"), rows,
-        "~: missed by less than twice the standard error, so noise can be the reason. Ratios of "
-        "slowdowns have their standard error; `in any work` names the worst, or all that miss it.",
-    )  # fmt: skip
+NONE = "-"
+SCRIPT = "bench"
+"""In the marks around the table of docs/cost.md."""
 
 
-def _of_slowdown(results: Results) -> list[Table]:
-    done = [work for work in WORK if results.all(slowdown.NAME, work, slowdown.DEFAULT)]
+@dataclass(frozen=True)
+class Table:
+    """Text in rows under headings; the first column is what a row is about."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+def show(results: Results, console: Console) -> None:
+    """All tables, what was skipped with the reason, and the machine."""
+    for name, (title, make) in SECTIONS.items():
+        skipped = results.skipped.get(name, {})
+        if name in results.values or skipped:
+            console.rule(title, align="left")
+            for table in make(results):
+                show_table(table, console)
+            for case, reason in skipped.items():
+                console.print(f"Skipped: {for_terminal(case)}: {for_terminal(reason)}")
+    for name, text in results.machine.items():
+        console.print(f"{name}: {for_terminal(text)}")
+
+
+def show_table(table: Table, console: Console) -> None:
+    if not table.rows:
+        return
+    drawn = rich.table.Table(title=table.title, title_justify="left", box=None)
+    for index, heading in enumerate(table.headings):
+        drawn.add_column(heading, justify="left" if index == 0 else "right")
+    for row in table.rows:
+        drawn.add_row(*(for_terminal(cell) for cell in row))
+    console.print(drawn)
+    if table.note:
+        console.print(table.note)
+
+
+def make_console() -> Console:
+    """Of the terminal's width, else wide."""
+    width = None if sys.stdout.isatty() else 160
+    return Console(width=width, markup=False, highlight=False)
+
+
+def _of_slowdown(results: Results) -> Iterator[Table]:
+    done = [work for work in WORK if results.all(slowdown.NAME, work, slowdown.OFF)]
     cases = [
-        case for case in slowdown.CASES if any(results.all(slowdown.NAME, w, case) for w in done)
-    ]
+        case for case in slowdown.CASES
+        if any(results.all(slowdown.NAME, work, case) for work in done)
+    ]  # fmt: skip
+    steady = [work for work in slowdown.deciding(results) if work in done]
+    perf = mean_slowdown(results, slowdown.PERF)
     rows = []
     for case in cases:
         mean, cpu = mean_slowdown(results, case), mean_cpu(results, case)
+        most = "" if case == slowdown.OFF else slowdown.worst(
+            results, case, slowdown.PERF, steady
+        )  # fmt: skip
         records = results.median(slowdown.NAME, "records", case)
-        perf = beside(results, case, slowdown.PERF)
-        each = [] if case == slowdown.OFF else each_beside(results, case, slowdown.PERF)
+        reader = results.spread(slowdown.NAME, slowdown.READER, case) if records else None
         rows.append([
             case, NONE if mean is None else mean.text,
-            NONE if perf is None or perf.other.value <= 0 else number(perf.ratio),
-            f"{each[0].work}: {each[0].text}" if each else NONE,
-            NONE if cpu is None else number(cpu),
-            *(_text(results.spread(slowdown.NAME, subject, case)) for subject in COUNTS),
-            *(_text(results.spread(slowdown.NAME, subject, case) if records else None)
-              for subject in (interleaved.READER, interleaved.LOST_TIME)),
-            _percents(results.spread(slowdown.NAME, interleaved.READER_SHARE, case)),
+            NONE if mean is None or perf is None else slowdown.beside(mean, perf),
+            most or NONE, NONE if cpu is None else number(cpu),
+            _text(results.spread(slowdown.NAME, "records", case), 0),
+            _text(results.spread(slowdown.NAME, "lost", case), 0), _text(reader),
+            _percents(results.spread(slowdown.NAME, slowdown.READER_SHARE, case)),
         ])  # fmt: skip
-    main = [case for case in cases if case in slowdown.MAIN]
-    places = (
-        ("Between two namespaces", [work for work in done if not WORK[work].loopback]),
-        ("Over loopback", [work for work in done if WORK[work].loopback]),
+    yield Table(
+        "All work together",
+        ("", "mean slowdown", "of perf's", "most above perf's", "CPU of both ends, times",
+         "records in a round", "lost", "reader's CPU, us a record", "reader's share of a CPU"),
+        rows,
+        "Slowdown: how much longer the same work took than around it without the tool; the mean of "
+        f"the {len(steady)} kinds of work that decide, with its standard error. Lost: by the "
+        "tool's own count. Absent: no tool, beside the same before and after.",
+    )  # fmt: skip
+    yield Table(
+        "How much longer the work takes",
+        ("", *done),
+        [[case, *(_slowdown(results, case, work) for work in done)] for case in cases],
+        f"Medians of the rounds, and the range (of {MANY} rounds and more, the middle half).",
     )
-    bare, steady = [], [work for work in deciding(results) if work in done]
-    for work in done:
-        rate = results.spread(slowdown.NAME, work, interleaved.bare(slowdown.DEFAULT))
-        bare.append([work, _text(rate, 2, WORK[work].scale), WORK[work].unit])
+    yield Table(
+        "CPU time of both ends, beside that without the tool (1: no more)",
+        ("", *done),
+        [[case, *(_cpu_times(results, case, work) for work in done)] for case in cases],
+    )
+    yield Table(
+        "The work without any tool",
+        ("", "rate", "unit", "CPU of both ends, us (transfers: ms a GB)", "scatter", "it decides"),
+        [_work(results, work, work in steady) for work in done],
+        "Scatter: standard deviation of a round, from the quartiles. What scatters by more than "
+        f"{percent(slowdown.STEADY)} decides nothing.",
+    )
+
+
+def _work(results: Results, work: str, decides: bool) -> list[str]:
+    kind, scatter = WORK[work], slowdown.scatter_of(results, work)
+    rate = results.spread(slowdown.NAME, work, bare(slowdown.OFF))
+    cpu = results.spread(slowdown.NAME, cpu_subject(work), bare(slowdown.OFF))
     return [
-        Table(
-            "All work together",
-            ("", "mean slowdown", "of perf's", "worst work, of perf's", "CPU of both ends, times",
-             "records in a round", "lost by its own count", "reader's CPU, us a record",
-             "time lost, us a record", "reader's share of a CPU"),
-            rows,
-            "Slowdown: how much longer the same work took than around it without the tool. Mean: "
-            f"of the {len(steady)} kinds of work that decide, with its standard error. Worst: "
-            "where it is most above perf's; both slowdowns, where perf's may be noise. Off: no "
-            "tool, beside the same before and after. Programs that do nothing, or read the clock: "
-            "attached where a default capture's are, so that no capture of these events costs "
-            "less. Time lost: by which all the work took longer. Reader: the process of the tool.",
-        ),
-        *_of_scatter(results, done, steady),
-        *(
-            Table(
-                f"{place}: how much longer the work takes",
-                ("", *works),
-                [[case, *(_slowdown(results, case, work) for work in works)] for case in cases],
-                f"Medians of the rounds, and the range (of {MANY} rounds and more, the middle half "
-                "of them).",
-            )
-            for place, works in places if works
-        ),
-        *(
-            Table(
-                f"{place}: CPU time of both ends, beside that without the tool (1: no more)",
-                ("", *works),
-                [[case, *(_cpu_times(results, case, work) for work in works)] for case in cases],
-            )
-            for place, works in places if works
-        ),
-        Table("The work without any tool", ("", "rate", "unit"), bare),
-        Table(
-            "CPU time of both ends, us a request (or connection; of transfers: ms a GB)",
-            ("", *main),
-            [[work, *(_text(results.spread(slowdown.NAME, interleaved.cpu_subject(work), case), 2,
-                            1e6 if WORK[work].scale != 1 else 1) for case in main)]
-             for work in done],
-            "Processes alone, with what the kernel does in their system calls and interrupts.",
-        ),
+        work, _text(rate, 2, kind.scale), kind.unit, _text(cpu, 2, 1e6 if kind.scale < 1 else 1),
+        NONE if scatter is None else percent(scatter), "yes" if decides else "no",
     ]  # fmt: skip
-
-
-def _of_scatter(results: Results, done: list[str], steady: list[str]) -> list[Table]:
-    """How each work scatters, and what so decides."""
-    rows = [
-        [work, percent(scatter), "yes" if work in steady else "no: it scatters too much"]
-        for work in done if (scatter := scatter_of(results, work)) is not None
-    ]  # fmt: skip
-    note = (
-        "Standard deviation of a round, from the quartiles. All work is pinned: a CPU for each "
-        f"end, or one for both. What scatters by more than {percent(STEADY)} decides nothing."
-    )
-    title = "Off against off: how each work scatters"
-    return [Table(title, ("", "scatter", "it decides"), rows, note)] if rows else []
 
 
 def _slowdown(results: Results, case: str, work: str) -> str:
-    return _percents(
-        spread(results.slowdowns(slowdown.NAME, work, case, interleaved.bare(case)))
-    )
+    return _percents(spread(results.slowdowns(slowdown.NAME, work, case, bare(case))))
 
 
 def _cpu_times(results: Results, case: str, work: str) -> str:
-    subject = interleaved.cpu_subject(work)
-    return _text(results.ratio(slowdown.NAME, subject, case, interleaved.bare(case)))
+    return _text(results.ratio(slowdown.NAME, cpu_subject(work), case, bare(case)))
 
 
-def _of_rates(results: Results) -> list[Table]:
+def _of_rates(results: Results) -> Iterator[Table]:
     rows = []
     for flood, names in rates.FLOODS.items():
         for setting in rates.SETTINGS:
             for name in names:
-                cells = [
+                calls, records, lost, cpu_us, kernel_us = (
                     results.spread(rates.NAME, rates.subject(flood, setting, metric), name)
                     for metric in rates.METRICS
-                ]
-                if cells[0] is not None:
-                    calls, records, lost, cpu_us, kernel_us = cells
+                )
+                if calls is not None:
                     rows.append([
                         name, setting.name, _text(calls), _text(records), _percents(lost),
                         _text(kernel_us), _text(cpu_us),
                     ])  # fmt: skip
-    cost = []
-    for name in (rates.LEAN, rates.PERF_LEAN):
-        whole = whole_cost_us(results, name)
-        if whole is not None:
-            cost.append([name, f"{number(whole)} us"])
-    return [
-        Table("The whole cost of a lean record: kernel and reader", ("", "cost"), cost),
-        Table(
-            "Floods",
-            ("", "flood", "calls/s", "records/s", "lost", "kernel, us a record",
-             "reader's CPU, us a record"),
-            rows,
-            "Lost: by each tool's own count, of all events. Kernel: what a call took longer than "
-            "right before without the tool (only where calls come as fast as they can). Every "
-            "tool has rings of 4 MiB a CPU.",
-        ),
-    ]  # fmt: skip
+    yield Table(
+        "Floods",
+        ("", "flood", "calls/s", "records/s", "lost", "kernel, us a record",
+         "reader's CPU, us a record"),
+        rows,
+        "Lost: by each tool's own count, of all events. Kernel: what a call took longer than right "
+        "before without the tool (only where calls come as fast as they can). Every tool has rings "
+        "of 4 MiB a CPU.",
+    )  # fmt: skip
 
 
-def _of_inkernel(results: Results) -> list[Table]:
+def _of_reading(results: Results) -> Iterator[Table]:
     rows = []
-    for subject, cases in results.values.get(inkernel.NAME, {}).items():
-        if subject.startswith(program_runs.EMPTY):
-            continue
-        way = subject.rpartition(", ")[2]
-        empty = results.spread(inkernel.NAME, f"{program_runs.EMPTY}, {way}", "recorded")
-        # At tracepoints one copy of a program is attached, elsewhere both.
-        copies = 1 if way in {"btf", "raw"} else 2
-        less = copies * empty.median if empty is not None else 0.0
-        cells = [subject]
-        for state in inkernel.STATES:
-            found = results.spread(inkernel.NAME, subject, state) if state in cases else None
-            cells.append(_text(_less(found, less), 0))
-        rows.append(cells)
-    empty = results.spread(inkernel.NAME, f"{program_runs.EMPTY}, btf", "recorded")
-    return [
-        Table(
-            "Nanoseconds per event",
-            ("", *inkernel.STATES),
-            rows,
-            "By BPF statistics, of one copy of each program (of fentry and kprobe both), less what "
-            f"empty ones take ({_text(empty, 0)} ns each, nearly all of it the statistics "
-            "themselves). "
-            "Unchanged: left out by --when-changed (segments only). Disabled: by the switch. "
-            "Filtered: by port. RCVQ_FULL looks at all dropped packets, and these are none of "
-            "its own.",
-        )
-    ]
-
-
-def _of_startup(results: Results) -> list[Table]:
-    rows = [
-        [subject, *(_text(results.spread(startup.NAME, subject, case)) for case in cases)]
-        for cases in [(startup.CACHED, startup.FRESH)]
-        for subject in (startup.FIRST, startup.READY, startup.COMPILE, startup.MEMORY)
-    ]
-    return [Table("collect with default rings", ("", startup.CACHED, startup.FRESH), rows)]
-
-
-def _of_drain(results: Results) -> list[Table]:
-    rows = []
-    for columns in drain.COLUMNS:
-        found = [results.spread(drain.NAME, f"drain, {s}", columns) for s in drain.STEPS]
-        known = [one.median for one in found if one is not None]
-        if known:
-            total = sum(known)
-            cells = [columns, *(_text(one, 0) for one in found)]
-            rows.append([*cells, number(total, 0), number(1e3 / total)])
-    return [
-        Table(
-            "From the ring to the file, ns of CPU a record",
-            ("columns", "order", "write", "all", "million/s a core"),
-            rows,
-            "Recorded ring contents, 1 MiB at a time. Order: with the copy out of the ring.",
-        ),
-    ]
-
-
-def _of_reading(results: Results) -> list[Table]:
-    rows = []
-    for case in reading.CASES:
+    for case in reading.COMMANDS:
         wall = results.spread(reading.NAME, reading.WALL, case)
         if wall is not None:
-            times = faster_than_perf(results, case)
+            times = reading.faster_than_perf(results, case)
             rows.append([
-                case,
-                "1.0" if case == reading.PERF_SCRIPT else number(times, 1) if times else NONE,
+                case, number(times, 1) if times else NONE,
                 number(1e9 / wall.median) if wall.median else NONE, _text(wall, 0),
                 _text(results.spread(reading.NAME, reading.CPU, case), 0),
                 _text(results.spread(reading.NAME, reading.START, case), 0),
                 number(results.median(reading.NAME, reading.RECORDS, case) or 0),
             ])  # fmt: skip
-    return [
-        Table(
-            "Reading files",
-            ("", "times perf script", "records/s", "ns a record", "ns of CPU a record", "start, ms",
-             "records"),
-            rows,
-            "Whole commands, output thrown away (Parquet and Arrow: written to a file), less what "
-            "they take for a file with next to nothing in it: that is the start. Every column: "
-            "those of --columns full. perf script prints about 17 values a record; "
-            "tcp_probe's columns are those (19).",
-        ),
-    ]  # fmt: skip
+    yield Table(
+        "Reading files",
+        ("", "times perf script", "records/s", "ns a record", "ns of CPU a record", "start, ms",
+         "records"),
+        rows,
+        "Whole commands, output thrown away (Parquet: written to a file), less what they take for "
+        "a file with next to nothing in it: that is the start. perf script prints 17 values a "
+        "record.",
+    )  # fmt: skip
 
 
-def _of_sizes(results: Results) -> list[Table]:
-    cases = results.values.get(sizes.NAME, {}).get(sizes.SUBJECT, {})
-    rows = [[case, number(values[0], 1)] for case, values in cases.items()]
-    return [Table("Bytes a record, everything in the file counted", ("", "bytes"), rows)]
-
-
-def _of_scale(results: Results) -> list[Table]:
-    subjects = (scale.BARE_TRIPS, scale.TRIPS, scale.PROGRAM_NS, scale.READER_US, scale.LOST,
-                scale.READY)  # fmt: skip
-    cases = [f"{count:,}" for count in scale.COUNTS]
-    rows = [
-        [subject, *(_text(results.spread(scale.NAME, subject, case)) for case in cases)]
-        for subject in subjects
-    ]
-    return [Table("By number of open connections", ("", *cases), rows)]
-
-
-SECTIONS: dict[str, tuple[str, Callable[[Results], list[Table]]]] = {
+SECTIONS: dict[str, tuple[str, Callable[[Results], Iterator[Table]]]] = {
     slowdown.NAME: (slowdown.TITLE, _of_slowdown),
     rates.NAME: (rates.TITLE, _of_rates),
-    inkernel.NAME: (inkernel.TITLE, _of_inkernel),
-    startup.NAME: (startup.TITLE, _of_startup),
-    drain.NAME: (drain.TITLE, _of_drain),
     reading.NAME: (reading.TITLE, _of_reading),
-    sizes.NAME: (sizes.TITLE, _of_sizes),
-    scale.NAME: (scale.TITLE, _of_scale),
 }
-
-
-def _less(found: Spread | None, what: float) -> Spread | None:
-    if found is None:
-        return None
-    low, middle, high = (max(0.0, v - what) for v in (found.low, found.median, found.high))
-    return Spread(middle, low, high, found.rounds)
 
 
 def _text(found: Spread | None, digits: int = 2, scale_by: float = 1.0) -> str:
@@ -304,3 +204,42 @@ def _percents(found: Spread | None) -> str:
     if found.low == found.high:
         return percent(found.median)
     return f"{percent(found.median)} ({percent(found.low)} to {percent(found.high)})"
+
+
+def row_of(results: Results) -> list[str]:
+    """The row of these results in docs/cost.md."""
+    machine = results.machine
+    off, default, columns, filtered, perf = (
+        mean_slowdown(results, case)
+        for case in (slowdown.ATTACHED, slowdown.DEFAULT, slowdown.COLUMNS, slowdown.FILTERED,
+                     slowdown.PERF)
+    )  # fmt: skip
+    ratios = [
+        NONE if one is None or perf is None else slowdown.beside(one, perf)
+        for one in (default, columns)
+    ]
+    lean, other = (rates.cost_of(results, one) for one in (rates.LEAN, rates.PERF_LEAN))
+    times = reading.faster_than_perf(results, reading.READ)
+    return [
+        machine.get("CPU model", "unknown"), machine.get("date", "unknown").partition(" ")[0],
+        machine.get("tree", "unknown"), *(NONE if one is None else one.text
+                                          for one in (off, default)),
+        *ratios, NONE if filtered is None else filtered.text,
+        NONE if lean is None else f"{number(lean[0])} + {number(lean[1])} us",
+        NONE if other is None else f"{number(sum(other))} us",
+        NONE if times is None else f"{number(times, 1)} times",
+    ]  # fmt: skip
+
+
+def write_row(results: Results, page: Path) -> None:
+    """Puts the row of a whole run into the page; those of other CPU models stay."""
+    missing = [name for name in SECTIONS if name not in results.seconds]
+    if results.quick or missing:
+        reason = "these are quick" if results.quick else f"these lack {', '.join(missing)}"
+        raise UsageError(f"docs/cost.md takes the results of a whole run; {reason}",
+                         "run it without --quick and --only")  # fmt: skip
+    lines = markdown.part_of(page, SCRIPT).splitlines()
+    row = markdown.table(row_of(results), [])[0]
+    model = re.escape(row.partition(" | ")[0])
+    others = [line for line in lines[2:] if not re.match(rf"{model} \|", line)]
+    markdown.write_part(page, SCRIPT, "\n".join([*lines[:2], *sorted([*others, row])]))

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.experiments.context import ROOT
-from scripts.experiments.machine import commit
+from scripts.benchmark.session import ROOT, commit
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 
 GIT = ("git", "-c", "safe.directory=*", "-C", str(ROOT))

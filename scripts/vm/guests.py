@@ -219,17 +219,16 @@ def show_failures(release: str, results: Path) -> None:
 
 
 def keep_seen(release: str, results: Path) -> None:
-    """Keeps what was seen, for scripts/kernels and `scripts/test --truth`; adds
-    earlier records of ways that are the same."""
-    for name in ("conform", "drill"):
-        if (found := results / f"{name}.json").exists():
-            kept = cache() / name / f"{release}.json"
-            told = json.loads(kept.read_text()) if kept.exists() else {}
-            for key, value in json.loads(found.read_text()).items():
-                # A run of some tests leaves what others found.
-                told[key] = told.get(key, {}) | value if isinstance(value, dict) else value
-            kept.parent.mkdir(exist_ok=True)
-            kept.write_text(json.dumps(told))
+    """Keeps what was seen, for scripts/kernels and `scripts/test --truth conform`; adds earlier
+    records of ways that are the same."""
+    if (found := results / "conform.json").exists():
+        kept = cache() / "conform" / f"{release}.json"
+        told = json.loads(kept.read_text()) if kept.exists() else {}
+        for key, value in json.loads(found.read_text()).items():
+            # A run of some tests leaves what others found.
+            told[key] = told.get(key, {}) | value if isinstance(value, dict) else value
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text(json.dumps(told))
     seen, kept = results / "seen.json", cache() / "seen" / f"{release}.json"
     if not seen.exists():
         return

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts.benchmark import rates, slowdown
-from scripts.experiments.results import Results
+from scripts.benchmark.results import Results
 
 pytestmark = pytest.mark.live
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +36,7 @@ def test_quick_benchmark_is_within_its_wide_limits(tmp_path: Path) -> None:
     lean = rates.subject("getppid", rates.ANY, "records")
     assert (results.median(rates.NAME, lean, rates.LEAN) or 0) > 1000
     assert (results.median(slowdown.NAME, "records", slowdown.COLUMNS) or 0) > 1000
-    # Filtered: nothing is recorded, whatever the traffic.
-    assert results.all(slowdown.NAME, "records", slowdown.FILTERED) == [0]
+    # Filtered, or switched off: nothing is recorded, whatever the traffic.
+    for case in (slowdown.FILTERED, slowdown.ATTACHED):
+        assert results.all(slowdown.NAME, "records", case) == [0]
     assert "Slowdown of TCP traffic" in done.stdout

@@ -18,8 +18,8 @@ from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.commands.packetdrill import command
 from tcpkmon.formats.export.packetdrill import Options, find_event, read_connection, reading
 from tests.truth.drill.language import ScriptError
-from tests.truth.drill.page import SYNS, play_real, record, script_of, try_play
 from tests.truth.drill.player import play
+from tests.truth.drill.transfers import SYNS, play_real, record, script_of, try_play
 
 PROGRAM = shutil.which("packetdrill")
 TRIES = 3

@@ -11,8 +11,6 @@ from tcpkmon.formats.base.cli import run
 COMMANDS = {
     # Transfers with each congestion control over a test link, and which rules they keep.
     "conform": "tests.truth.conform.matrix",
-    # Recorded transfers as scripts of packetdrill, played against this kernel.
-    "packetdrill": "tests.truth.drill.page",
     # tcpkmon requests beside what redis and clients log themselves.
     "requests": "tests.truth.requests.main",
     # The daemon under changing load while it is reloaded, killed and short of disk.

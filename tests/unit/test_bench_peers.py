@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.benchmark import programs
-from scripts.experiments import peers
+from scripts.benchmark import peers
 
 PERF = """
 Aggregated stats:
@@ -72,27 +71,3 @@ def test_a_tool_that_says_nothing_is_an_error(parse: object) -> None:
     assert callable(parse)
     with pytest.raises(ValueError, match="tells no number"):
         parse("something else\n")
-
-
-WRK = """
-  1 threads and 32 connections
-  61712 requests in 1.10s, 262.55MB read
-Requests/sec:  56102.34
-"""
-REDIS = """\
-"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms"
-"SET","120000.00","0.208","0.104","0.207","0.231"
-"""
-IPERF3 = '{"end": {"sum_sent": {"bytes": 1000, "seconds": 0.25}}}'
-
-
-def test_programs_tell_what_they_did() -> None:
-    count, seconds = programs.parse_wrk(WRK)
-    assert (count, count / seconds) == (61712, pytest.approx(56102.34))
-    assert programs.parse_redis(REDIS) == (programs.SETS, programs.SETS / 120000)
-    assert programs.parse_iperf3(IPERF3) == (1000, 0.25)
-    for parse in (programs.parse_wrk, programs.parse_redis, programs.parse_iperf3):
-        with pytest.raises(ValueError):
-            parse('{"error": "unable to connect"}')
-    with pytest.raises(ValueError, match="failed"):
-        programs.parse_wrk(WRK + "  Non-2xx or 3xx responses: 3\n")

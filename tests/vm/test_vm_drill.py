@@ -4,14 +4,10 @@ behaves otherwise.
 
 The difference is known: since Linux 6.5 the first SYNs are sent again each second, and no longer
 after 1, 2 and 4 s (tcp_syn_linear_timeouts). tests/vm/syns has scripts that this test made in
-guests, named by their kernels. `scripts/test --truth packetdrill` puts what is found into
-docs/packetdrill.md.
-"""
+guests, named by their kernels."""
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 from pathlib import Path
 
@@ -19,15 +15,13 @@ import pytest
 
 from scripts.vm.kernels import version_key
 from tcpkmon.formats.export.packetdrill import Options
-from tests.truth.drill.page import SYNS, record, script_of, try_play
+from tests.truth.drill.transfers import SYNS, record, script_of, try_play
 
 TOLERANCE_US = 400_000
 """An emulated CPU is slow; the kernels differ by a second."""
 LINEAR = (6, 5)
 TRIES = 3
 SCRIPTS = sorted((Path(__file__).parent / "syns").glob("*.pkt"))
-_plays: dict[str, str] = {}
-_own: list[str] = []
 
 
 def is_linear(release: str) -> bool:
@@ -45,23 +39,13 @@ def play(text: str, passes: bool) -> str:
     return why
 
 
-def keep(name: str, why: str) -> None:
-    """What was found so far, where the host reads it."""
-    _plays[name] = why
-    told = {"kernel": platform.release(), "script": "".join(_own), "plays": _plays}
-    if folder := os.environ.get("TCPKMON_RESULTS"):
-        Path(folder, "drill.json").write_text(json.dumps(told))
-
-
 def test_a_script_made_here_passes_here(tmp_path: Path) -> None:
     path = tmp_path / "syns.pm"
     ports = record(path, SYNS)
     text = script_of(path, ports, Options(tolerance_us=TOLERANCE_US))
     text = text.replace(f"{tmp_path}/", "")
     assert text.count(" > S 0:0(0) <...>") == 4
-    _own[:] = [text]
     why = play(text, passes=True)
-    keep(platform.release(), why)
     assert not why
 
 
@@ -69,8 +53,6 @@ def test_a_script_made_here_passes_here(tmp_path: Path) -> None:
 def test_a_script_of_another_kernel_tells_them_apart(script: Path) -> None:
     alike = is_linear(script.stem) == is_linear(platform.release())
     why = play(script.read_text(), passes=alike)
-    if script.stem != platform.release():
-        keep(script.stem, why)
     if alike:
         assert not why
     else:

@@ -18,19 +18,18 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.experiments.machine import here
-from scripts.experiments.report import rows_of, write_part
-from scripts.markdown_table import table
+from scripts.markdown import table, write_part
 from scripts.vm.kernels import version_key
 from scripts.vm.tools import cache
 from tcpkmon.collector.lab.endpoint import congestion_controls
 from tcpkmon.formats.analysis.conform import RULES
 from tcpkmon.formats.base.errors import KernelError
+from tests.truth.base import DOCS, here
 from tests.truth.conform import breaks, plays
 from tests.truth.conform import scenarios as of_why
 from tests.truth.conform.plays import PATHS, Judged, judge
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "conformance.md"
+PAGE = DOCS / "conformance.md"
 Play = Callable[[Path, str, str], None]
 
 
@@ -138,17 +137,18 @@ def matrix(tallies: dict[str, Tally]) -> str:
         )]
         for at, rule in enumerate(RULES)
     ]  # fmt: skip
-    return "\n".join(["Kept / broken / cannot tell:", "", *rows_of(["rule", *tallies], rows)])
+    heads = ["rule", *(f"{name}:" for name in tallies)]
+    return "\n".join(["Kept / broken / cannot tell:", "", *table(heads, rows)])
 
 
 def alarms(tallies: dict[str, Tally]) -> str:
     """How many captures there are, and how often a rule is broken in them."""
-    heads = ("captures", "proven", "not proven", "kept", "broken", "cannot tell")
+    heads = ("captures", "proven:", "not proven:", "kept:", "broken:", "cannot tell:")
     rows = [
         [name, str(one.proven), str(one.others),
          *(f"{n:,}" for n in one.counts.sum(axis=0).tolist())] for name, one in tallies.items()
     ]  # fmt: skip
-    lines = ["Kernel {kernel}, {cpu}:".format(**here()), "", *rows_of(heads, rows)]
+    lines = ["Kernel {kernel}, {cpu}:".format(**here()), "", *table(heads, rows)]
     return "\n".join((*lines, "", *textwrap.wrap(" ".join(_remarks(tallies)), 118)))
 
 
@@ -182,7 +182,7 @@ def break_rules(folder: Path) -> str:
 @click.option("--docs", is_flag=True, help="Write what was found into docs/conformance.md.")
 @click.option("--only", default="", metavar="NAME", help="This congestion control alone.")
 @click.option("--scenarios", is_flag=True,
-              help="Play the scenarios of scripts/test --truth why too: an hour.")
+              help="Play the scenarios of `why` too: an hour.")
 @click.option("--minutes", type=click.FloatRange(0), default=1e6, metavar="N",
               help="Begin no play after so many minutes.")
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from scripts.experiments.context import tell
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.formats.base.errors import TcpkmonError
+from tests.truth.base import tell
 from tests.truth.requests.cases import Case
 from tests.truth.requests.clients import by_connection
 from tests.truth.requests.stage import Stage

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import click
 
-from scripts.experiments.machine import here
-from scripts.experiments.report import write_part
+from scripts.markdown import write_part
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
+from tests.truth.base import DOCS, here
 from tests.truth.requests.cases import CASES
 from tests.truth.requests.judging import Judged, play
 from tests.truth.requests.page import page
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "requests.md"
+PAGE = DOCS / "requests.md"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

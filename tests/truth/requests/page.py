@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from scripts.markdown_table import table
+from scripts.markdown import table
 from tests.truth.requests.judging import Judged
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.experiments.context import tell
 from tcpkmon.collector.capturing import start
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.formats.analysis.doing import CPU_WAIT, RUNNING
@@ -27,6 +26,7 @@ from tcpkmon.formats.analysis.why import (
     tables,
     waits,
 )
+from tests.truth.base import tell
 from tests.truth.why.acts import Span
 from tests.truth.why.scenarios import Scenario
 from tests.truth.why.stage import CLIENT, SERVER, Played, run

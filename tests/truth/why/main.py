@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 import time
 from dataclasses import asdict
@@ -12,10 +13,9 @@ from typing import Any
 
 import click
 
-from scripts.experiments import peers
-from scripts.experiments.machine import here
-from scripts.experiments.report import write_part
+from scripts.markdown import write_part
 from tcpkmon.formats.base.errors import UsageError
+from tests.truth.base import DOCS, here
 from tests.truth.why import transfers
 from tests.truth.why.judging import Judged, play
 from tests.truth.why.page import page
@@ -24,7 +24,7 @@ from tests.truth.why.unseen import UNSEEN as UNSEEN_FIRST
 from tests.truth.why.unseen_more import UNSEEN_MORE
 from tests.truth.why.unseen_third import UNSEEN_THIRD
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "why.md"
+PAGE = DOCS / "why.md"
 UNSEEN = (*UNSEEN_FIRST, *UNSEEN_MORE, *UNSEEN_THIRD)
 File = click.Path(dir_okay=False, path_type=Path)
 
@@ -103,9 +103,8 @@ def command(
 
 def tell_verdicts(only: str, docs: bool) -> int:
     """Plays the transfers with this word in their titles."""
-    missing = peers.install(transfers.PROGRAMS, lambda text: click.echo(text, err=True))
-    if missing:
-        raise UsageError("; ".join(missing.values()))
+    if missing := [name for name in transfers.PROGRAMS if shutil.which(name) is None]:
+        raise UsageError(f"{', '.join(missing)} missing", f"apt install {' '.join(missing)}")
     said = []
     with tempfile.TemporaryDirectory() as folder:
         for transfer in (one for one in transfers.TRANSFERS if only in one.title):

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 
-from scripts.markdown_table import table
+from scripts.markdown import table
 from tcpkmon.formats.analysis.why import LIMITS, RECEIVING
 from tests.truth.why.judging import Judged
 

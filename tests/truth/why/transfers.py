@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.experiments.context import tell
 from tcpkmon.collector.capturing import start
 from tcpkmon.collector.lab.lab import DEVICE, Bottleneck, Lab
 from tcpkmon.collector.lab.namespaces import Side
+from tests.truth.base import tell
 from tests.truth.why import acts, net
 
 SERVER, OTHER = "10.77.0.2", "10.77.0.1"

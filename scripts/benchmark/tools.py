@@ -10,15 +10,14 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.experiments import peers
-from scripts.experiments.context import BIN, Context
-from scripts.experiments.load import BenchError
+from scripts.benchmark import peers
+from scripts.benchmark.load import BenchError
+from scripts.benchmark.session import BIN, Session
 from tcpkmon.collector.lab.namespaces import Side
 from tcpkmon.formats.base.errors import TcpkmonError
 
@@ -92,11 +91,8 @@ class Tool:
     """What it prints when it is ready; if empty, it writes a byte to the descriptor in argv."""
     side: Side | None = None
     """The end of the lab in which it runs; None: where the benchmark runs."""
-    said_in_file: bool = False
-    """It prints into its file."""
     file_grows: bool = False
     """It is ready when its file grows; `warm` makes the traffic for that."""
-    environment: dict[str, str] = field(default_factory=dict)
     prepare: Callable[[int], object] = lambda pid: None
     """Called with its process ID once it is ready."""
 
@@ -119,7 +115,6 @@ class Tool:
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                env={**os.environ, **self.environment},
             )
         os.close(order)
         os.close(answer)
@@ -149,33 +144,31 @@ class Tool:
                 if running.file.exists() and running.file.stat().st_size > len(peers.ATTACHING):
                     return
             elif self.ready:
-                where = running.file if self.said_in_file else running.said
-                if where.exists() and self.ready in where.read_text(errors="replace"):
+                if self.ready in running.said.read_text(errors="replace"):
                     return
                 select.select([], [], [], 0.01)
             elif select.select([answers], [], [], 0.1)[0] and os.read(answers, 16):
                 return
-        where = running.file if self.said_in_file else running.said
-        raise BenchError(f"{self.name} does not start: {peers.complaint(where)}")
+        raise BenchError(f"{self.name} does not start: {peers.complaint(running.said)}")
 
 
-def usable(context: Context, section: str, tools: Sequence[Tool]) -> list[Tool]:
+def usable(session: Session, section: str, tools: Sequence[Tool]) -> list[Tool]:
     """The tools whose programs are here; the others become skipped cases of the section."""
     for tool in tools:
-        if tool.program in context.missing:
-            context.results.skip(section, tool.name, context.missing[tool.program])
-    return [tool for tool in tools if tool.program not in context.missing]
+        if tool.program in session.missing:
+            session.results.skip(section, tool.name, session.missing[tool.program])
+    return [tool for tool in tools if tool.program not in session.missing]
 
 
 @contextlib.contextmanager
-def tolerating(context: Context, section: str, tool: Tool) -> Iterator[None]:
+def tolerating(session: Session, section: str, tool: Tool) -> Iterator[None]:
     """A peer that fails becomes a skipped case of the section; an error of collect is raised."""
     try:
         yield
     except (TcpkmonError, ValueError, subprocess.SubprocessError) as error:
         if not tool.program:
             raise
-        context.results.skip(section, tool.name, str(error)[:REASON_CHARACTERS])
+        session.results.skip(section, tool.name, str(error)[:REASON_CHARACTERS])
 
 
 def size_of(file: Path) -> int:
@@ -202,17 +195,6 @@ def collect(name: str, *options: str, programs: Path = BIN) -> Tool:
         return peers.parse_collect(said)
 
     return Tool(name, argv, count)
-
-
-def bare(name: str, *words: str) -> Tool:
-    """Programs that do next to nothing, wherever `collect` attaches its own: bare_programs.py."""
-    program = str(Path(__file__).with_name("bare_programs.py"))
-
-    def argv(file: Path) -> Sequence[str]:
-        file.touch()  # they record nothing
-        return [sys.executable, "-I", program, "ANSWER", *words]
-
-    return Tool(name, argv, lambda _file, _said: (0, 0))
 
 
 def perf(name: str, event: str) -> Tool:
@@ -252,35 +234,6 @@ def tcpdump(name: str, side: Side, *options: str) -> Tool:
         return peers.parse_tcpdump(said)
 
     return Tool(name, argv, count, "tcpdump", ready="listening on", side=side)
-
-
-def trace_cmd(name: str) -> Tool:
-    """trace-cmd recording tcp_probe."""
-
-    def argv(file: Path) -> Sequence[str]:
-        return [*IN_TRACEFS, "trace-cmd", "record", "-e", "tcp:tcp_probe", "-o", str(file)]
-
-    def count(file: Path, said: str) -> tuple[int, int]:
-        done = subprocess.run(
-            ["trace-cmd", "report", "-i", str(file)], capture_output=True, text=True, check=True
-        )
-        return done.stdout.count(" tcp_probe: "), peers.parse_trace_cmd_lost(said)
-
-    return Tool(name, argv, count, "trace-cmd", ready="Hit Ctrl^C")
-
-
-def bcc(name: str, program: str, ready: str) -> Tool:
-    """A tool of BCC; each line that it prints is a record."""
-
-    def argv(file: Path) -> Sequence[str]:
-        script = 'exec /usr/bin/python3 -u "$1" >"$2" 2>&1'
-        return [*IN_TRACEFS, "sh", "-c", script, "sh", f"/usr/sbin/{program}-bpfcc", str(file)]
-
-    def count(file: Path, _said: str) -> tuple[int, int]:
-        with file.open("rb") as lines:
-            return sum(1 for _ in lines), 0
-
-    return Tool(name, argv, count, "tcpstates-bpfcc", ready=ready, said_in_file=True)
 
 
 def bpftrace(name: str) -> Tool:

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ATTACHING = "Attaching 1 probe...\n"
@@ -21,22 +20,8 @@ PACKAGES = {
     "perf": ("linux-perf", f"linux-tools-{os.uname().release}", "linux-tools-generic"),
     "tcpdump": ("tcpdump",),
     "bpftrace": ("bpftrace",),
-    "trace-cmd": ("trace-cmd",),
-    "tcpstates-bpfcc": ("bpfcc-tools",),
-    "iperf3": ("iperf3",),
-    "nginx": ("nginx",),
-    "wrk": ("wrk",),
-    "redis-server": ("redis-server",),
-    "redis-benchmark": ("redis-tools",),
-    "curl": ("curl",),
-    "rsync": ("rsync",),
     "cc": ("gcc",),
-    "ed": ("ed",),
-    "groff": ("groff-base",),
-    "login": ("login",),
 }
-_POLICY = Path("/usr/sbin/policy-rc.d")
-_SERVICES = Path("/etc/systemd/system/multi-user.target.wants")
 APT = ("apt-get", "-qq", "-y", "-o", "DPkg::Lock::Timeout=300", "-o", "Dpkg::Use-Pty=0")
 
 
@@ -76,11 +61,6 @@ def parse_tcpdump(text: str) -> tuple[int, int]:
     return captured, _last(r"^(\d+) packets? dropped by kernel", text) or 0
 
 
-def parse_trace_cmd_lost(text: str) -> int:
-    """Events that a full buffer of trace-cmd lost, all CPUs together."""
-    return sum(int(n) for n in re.findall(r"^\s*(?:commit )?overrun: (\d+)", text, re.MULTILINE))
-
-
 def complaint(said: Path) -> str:
     """The line with the reason why a program ended: the first with a known word, or the last."""
     text = said.read_text(encoding="utf-8", errors="replace") if said.exists() else ""
@@ -109,35 +89,16 @@ def install(wanted: Sequence[str], say: Callable[[str], None]) -> dict[str, str]
     say(f"apt: installing {', '.join(missing)}")
     _apt("update")
     reasons = {}
-    with _no_services():
-        for name in missing:
-            for package in PACKAGES[name]:
-                said = _apt("install", "--no-install-recommends", package)
-                if shutil.which(name):
-                    break
-            else:
-                reasons[name] = f"apt cannot install {' or '.join(PACKAGES[name])}: {said}"
-        if "cc" in missing and "cc" not in reasons:
-            _apt("install", "--no-install-recommends", "libc6-dev")
+    for name in missing:
+        for package in PACKAGES[name]:
+            said = _apt("install", "--no-install-recommends", package)
+            if shutil.which(name):
+                break
+        else:
+            reasons[name] = f"apt cannot install {' or '.join(PACKAGES[name])}: {said}"
+    if "cc" in missing and "cc" not in reasons:
+        _apt("install", "--no-install-recommends", "libc6-dev")
     return reasons
-
-
-@contextlib.contextmanager
-def _no_services() -> Iterator[None]:
-    """What is installed meanwhile starts no service, and none at the next boot."""
-    made = not _POLICY.exists()
-    before = set(_SERVICES.glob("*.service"))
-    try:
-        if made:
-            _POLICY.write_text("#!/bin/sh\nexit 101\n", encoding="ascii")
-            _POLICY.chmod(0o755)
-        yield
-        new = [one.name for one in set(_SERVICES.glob("*.service")) - before]
-        if new and shutil.which("systemctl"):
-            subprocess.run(["systemctl", "disable", *new], capture_output=True, check=False)
-    finally:
-        if made:
-            _POLICY.unlink(missing_ok=True)
 
 
 def _apt(*arguments: str) -> str:

@@ -42,13 +42,10 @@ class Done:
 class Load:
     """The program load.c in the namespaces of a lab; a context manager."""
 
-    def __init__(
-        self, program: Path, lab: Lab, port: int = 7000, loopback: bool = False
-    ) -> None:
-        """It uses nine ports from `port` on; loopback: of 127.0.0.1, with both ends in a."""
-        server, address = (lab.a, "127.0.0.1") if loopback else (lab.b, lab.b.address4)
-        self._fds = (lab.a.namespace.fd, server.namespace.fd)
-        self._arguments = [str(program), *map(str, self._fds), address, str(port)]
+    def __init__(self, program: Path, lab: Lab, port: int = 7000) -> None:
+        """It uses two ports from `port` on."""
+        self._fds = (lab.a.namespace.fd, lab.b.namespace.fd)
+        self._arguments = [str(program), *map(str, self._fds), lab.b.address4, str(port)]
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Load:
@@ -76,11 +73,6 @@ class Load:
         """The CPUs of the two ends from now on."""
         self._order(f"pin {client} {server}")
         self._answer()
-
-    def distance_ns(self, one: int, other: int) -> float:
-        """How long a cache line takes from a CPU to another one."""
-        done = self.run(f"distance {one} {other}")
-        return 1e9 * done.seconds / done.count
 
     def start(self, order: str) -> None:
         """Sends an order, see load.c; finish() waits for its end."""
@@ -116,7 +108,7 @@ def compile_load(folder: Path) -> Path:
         raise BenchError("there is no C compiler for the load", "apt install gcc libc6-dev")
     program = folder / "load"
     done = subprocess.run(
-        [compiler, "-O2", "-pthread", "-o", str(program), str(SOURCE)],
+        [compiler, "-O2", "-o", str(program), str(SOURCE)],
         capture_output=True,
         text=True,
         check=False,

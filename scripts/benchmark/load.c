@@ -5,29 +5,22 @@
  *
  *     load CLIENT_NETNS_FD SERVER_NETNS_FD ADDRESS PORT
  *
- * The server is a child process, which uses nine ports from PORT on. Orders come on standard input,
+ * The server is a child process, which uses two ports from PORT on. Orders come on standard input,
  * one a line. The answer to each is a line "COUNT SECONDS CPU_SECONDS", the last of both ends:
  *
  *     pin CLIENT_CPU SERVER_CPU      from now on
- *     pingpong CONNECTIONS SECONDS [BYTES]   64 bytes or so many there and back; COUNT: round trips
+ *     pingpong CONNECTIONS SECONDS   64 bytes there and back; COUNT: round trips
  *     bulk SECONDS                   COUNT: bytes
- *     transfer BYTES                 so many, until the server has read the last; COUNT: bytes
- *     stream WRITES BYTES PAUSE_US   writes of so many bytes, each after a pause; until the server
- *                                    has read the last; COUNT: bytes
  *     churn SECONDS                  connect, 64 bytes there and back, close; COUNT: connections
  *     requests SECONDS               the same with 100 times 64 bytes; COUNT: round trips
- *     open CONNECTIONS               opens them and keeps them open; COUNT: open connections
- *     robin SECONDS                  64 bytes there and back on each in turn; COUNT: round trips
  *     getppid SECONDS RATE           system calls, at most RATE a second (0: any); COUNT: calls
  *     receive SECONDS RATE           recv() that finds nothing, the same way
- *     distance CPU CPU               a cache line goes to and fro between them; COUNT: ways
  */
 /* clang-format on */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
-#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
@@ -42,17 +35,14 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ECHO_PORTS = 8, MESSAGE = 64, BATCH = 256, CHUNK = 64, OPENED_AT_ONCE = 512 };
-enum { REQUESTS = 100, BLOCK = 1 << 16, TURNS = 20000 };
+enum { ECHO_PORTS = 1, MESSAGE = 64, BATCH = 256, CHUNK = 64 };
+enum { REQUESTS = 100 };
 /* The kind of a descriptor, in the upper half of its epoll event. */
 enum { ECHO, SINK, LISTENER };
 
 static char buffer[1 << 18];
 static const char *address;
 static int first_port;
-static long message;
-static int *robin;
-static long robins;
 
 static void fail(const char *what) {
     fprintf(stderr, "load: %s: %s\n", what, strerror(errno));
@@ -154,15 +144,15 @@ static int dial(int port) {
 }
 
 static void send_one(int fd) {
-    if (write(fd, buffer, message) != message)
+    if (write(fd, buffer, MESSAGE) != MESSAGE)
         fail("write");
 }
 
 static long receive_one(int fd) {
     long got = 0;
 
-    while (got < message) {
-        long more = read(fd, buffer, message - got);
+    while (got < MESSAGE) {
+        long more = read(fd, buffer, MESSAGE - got);
 
         if (more <= 0)
             fail("read");
@@ -212,41 +202,6 @@ static long bulk(double end) {
     return bytes;
 }
 
-/* Closes a connection once the server has read all of it. */
-static void finish(int fd) {
-    if (shutdown(fd, SHUT_WR) || read(fd, buffer, 1))
-        fail("the end of a transfer");
-    close(fd);
-}
-
-static long transfer(long wanted) {
-    int fd = dial(first_port + ECHO_PORTS);
-    long bytes = 0;
-
-    while (bytes < wanted) {
-        long left = wanted - bytes, sent = write(fd, buffer, left < BLOCK ? left : BLOCK);
-
-        if (sent < 0)
-            fail("write");
-        bytes += sent;
-    }
-    finish(fd);
-    return bytes;
-}
-
-/* The pause begins when the write has ended: what a write takes longer, the stream takes longer. */
-static long stream(long writes, long pause_us) {
-    struct timespec pause = {pause_us / 1000000, pause_us % 1000000 * 1000};
-    int fd = dial(first_port + ECHO_PORTS);
-
-    for (long i = 0; i < writes; i++) {
-        nanosleep(&pause, 0);
-        send_one(fd);
-    }
-    finish(fd);
-    return writes * message;
-}
-
 /* Connections of so many round trips each; returns all round trips. */
 static long churn(long trips, double end) {
     long count = 0;
@@ -261,35 +216,6 @@ static long churn(long trips, double end) {
         close(fd);
     }
     return count;
-}
-
-static long open_all(long wanted) {
-    if (!(robin = realloc(robin, wanted * sizeof(int))))
-        fail("memory");
-    while (robins < wanted) {
-        robin[robins] = dial(first_port + robins % ECHO_PORTS);
-        /* An exchange now and then keeps the queues of the listeners short. */
-        if (++robins % OPENED_AT_ONCE == 0 || robins == wanted) {
-            send_one(robin[robins - 1]);
-            receive_one(robin[robins - 1]);
-        }
-    }
-    return robins;
-}
-
-static long go_round(double end) {
-    static long next;
-    long trips = 0;
-
-    while (now() < end) {
-        for (int i = 0; i < CHUNK; i++, trips++, next++) {
-            int fd = robin[next % robins];
-
-            send_one(fd);
-            receive_one(fd);
-        }
-    }
-    return trips;
 }
 
 static long flood(int receiving, double seconds, double rate) {
@@ -313,33 +239,6 @@ static long flood(int receiving, double seconds, double rate) {
     return calls;
 }
 
-static _Alignas(128) int turn;
-static int ends_at[2];
-
-static void *take_turns(void *arg) {
-    int me = *(int *)arg == ends_at[1];
-
-    pin(0, ends_at[me]);
-    for (int i = 0; i < TURNS; i++) {
-        while (__atomic_load_n(&turn, __ATOMIC_ACQUIRE) != me)
-            ;
-        __atomic_store_n(&turn, !me, __ATOMIC_RELEASE);
-    }
-    return 0;
-}
-
-/* Two threads, so that the client stays where it is. */
-static long distance(void) {
-    pthread_t threads[2];
-
-    for (int i = 0; i < 2; i++)
-        if (pthread_create(&threads[i], 0, take_turns, &ends_at[i]))
-            fail("thread");
-    for (int i = 0; i < 2; i++)
-        pthread_join(threads[i], 0);
-    return 2 * TURNS;
-}
-
 static long obey(const char *line, double start, pid_t server) {
     double seconds, rate;
     long number, other;
@@ -350,25 +249,14 @@ static long obey(const char *line, double start, pid_t server) {
         return 0;
     }
 
-    if (sscanf(line, "distance %d %d", &ends_at[0], &ends_at[1]) == 2)
-        return distance();
-    message = MESSAGE;
-    if (sscanf(line, "pingpong %ld %lf %ld", &number, &seconds, &message) >= 2)
+    if (sscanf(line, "pingpong %ld %lf", &number, &seconds) == 2)
         return pingpong(number, start + seconds);
     if (sscanf(line, "bulk %lf", &seconds) == 1)
         return bulk(start + seconds);
-    if (sscanf(line, "transfer %ld", &number) == 1)
-        return transfer(number);
-    if (sscanf(line, "stream %ld %ld %ld", &number, &message, &other) == 3)
-        return stream(number, other);
     if (sscanf(line, "churn %lf", &seconds) == 1)
         return churn(1, start + seconds);
     if (sscanf(line, "requests %lf", &seconds) == 1)
         return churn(REQUESTS, start + seconds);
-    if (sscanf(line, "open %ld", &number) == 1)
-        return open_all(number);
-    if (sscanf(line, "robin %lf", &seconds) == 1 && robins)
-        return go_round(start + seconds);
     if (sscanf(line, "getppid %lf %lf", &seconds, &rate) == 2)
         return flood(0, seconds, rate);
     if (sscanf(line, "receive %lf %lf", &seconds, &rate) == 2)
