@@ -257,9 +257,56 @@ def test_only_one_module_imports_bcc() -> None:
     assert importers == {"collector.loader.bcc_child"}
 
 
-def test_no_module_imports_tests() -> None:
+FLOORS = {
+    "scripts": (("benchmark", "vm", "kernels", "docs"), ("markdown",)),
+    "tests.truth": (
+        ("__main__",), ("drill", "requests", "soak"), ("conform",), ("why",), ("base",),
+    ),
+}
+"""What is beside the product: its rooms, top floor first."""
+
+
+def used_by(path: Path) -> set[str]:
+    """The modules that a file of scripts or tests imports anywhere."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_the_product_imports_neither_scripts_nor_tests() -> None:
     for name in SOURCES:
-        assert "tests" not in packages(name), name
+        assert not packages(name) & {"scripts", "tests"}, name
+
+
+def test_scripts_run_tests_and_import_none() -> None:
+    for path in modules("scripts"):
+        assert not [one for one in used_by(path) if one.startswith("tests")], path
+
+
+@pytest.mark.parametrize("house", FLOORS)
+def test_imports_run_downwards_beside_the_product(house: str) -> None:
+    floor = {f"{house}.{room}": n for n, tier in enumerate(FLOORS[house]) for room in tier}
+    depth = len(house.split(".")) + 1
+
+    def room_in(name: str) -> str:
+        return ".".join(name.split(".")[:depth])
+
+    paths = modules(house.replace(".", "/"))
+    assert len(paths) > 10
+    upwards = [
+        f"{name} imports {each}"
+        for path in paths
+        if (name := dotted(path)) != house
+        for each in used_by(path)
+        if room_in(each) in floor
+        and room_in(each) != room_in(name)
+        and floor[room_in(each)] <= floor[room_in(name)]
+    ]
+    assert not upwards
 
 
 @pytest.mark.parametrize("room", ["collector", "formats"])
