@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_bench import run_bench
+from test_bench_figures import run_bench
 
 from scripts.benchmark import compare, slowdown
 from scripts.benchmark.results import Change, Results, chance_of, change, differ
