@@ -26,7 +26,7 @@ from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.commands.verify import command as verify
 from tcpkmon.formats.registry import format_of
 from tests.unit.captures import clean_capture
-from tests.unit.makers import CPUS, LogMaker, Maker
+from tests.unit.makers import LogMaker, Maker
 from tests.unit.test_recorder_stream import Recording
 from tests.unit.test_takeover import Killed
 
@@ -116,9 +116,9 @@ class Taken(Telling, Killed):
 
 def gone_on(maker: Taken, folder: Path, released: int) -> list[tuple[int | None, int]]:
     """The counts of all files, when another process went on after the first `released` records."""
-    stream = maker.stream
-    maker.go_on(folder, dict.fromkeys(range(CPUS), released))
-    stream.close(10)
+    maker.go_on(folder, maker.notes(), released)
+    maker.rotate()
+    maker.close()
     *_, chain = format_of(folder).verify(folder)
     assert not chain.problems
     return counts([chain])
@@ -132,9 +132,7 @@ def test_what_passed_between_two_collectors_is_counted(tmp_path: Path) -> None:
     maker.checkpoint()
     maker.wait()
     (hidden,) = find_segments(tmp_path / "f")
-    size = hidden.path(tmp_path / "f").stat().st_size
     shutil.copytree(tmp_path / "f", tmp_path / "g")
-    os.truncate(hidden.path(tmp_path / "g"), size)
     path = hidden.path(tmp_path / "g")
     (killed,) = counts(format_of(path).verify(path))
     assert killed == (10 * MS, S), "without an end: up to the last ledger"
