@@ -201,7 +201,7 @@ def _psc() -> Iterator[tuple[str, Callable[[Path], Path]]]:
 
 def dumps(folder: Path) -> list[Path]:
     """Two dumps of a flight recorder, which share records."""
-    from tests.unit.test_recorder_stream import Recording
+    from tests.unit.test_recorder import Recording
 
     recording = Recording(folder)
     for _ in range(4):

@@ -56,7 +56,7 @@ def unpack(data: bytes, folder: Path) -> None:
 def seeds() -> Iterator[tuple[str, bytes]]:
     """Of each format, with a loss; one that lacks a segment; a dump."""
     from tests.unit.makers import make, make_logs
-    from tests.unit.test_log_recorder import Recorder
+    from tests.unit.test_recorder import last_second
 
     with tempfile.TemporaryDirectory() as base:
         for name, write in (
@@ -69,7 +69,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
             yield name, pack(Path(base, name))
         shutil.rmtree(next(Path(base, "logs").glob("*-000002.klog")))
         yield "missing", pack(Path(base, "logs"))
-        made = Recorder(Path(base, "dump"))
+        made = last_second(Path(base, "dump"))
         for _ in range(3):
             made.second(3)
         made.stream.ask()

@@ -23,8 +23,7 @@ from tcpkmon.formats.verify.klogger.books import integers
 from tests.unit.klogger_samples import LogMaker as SampleLog
 from tests.unit.klogger_samples import describe_events, make_schema
 from tests.unit.makers import LogMaker
-from tests.unit.test_log_recorder import Recorder
-from tests.unit.test_log_recorder import verify as verify_dumps
+from tests.unit.test_recorder import last_second, verify_dumps
 
 SETTINGS = {"budget": {"steps": ["IP_SEND", "all but 1/2 of the connections"]}}
 TAKEN, CALM = encode_why(Why.DISK_RATE, 220), encode_why(Why.CALM, 46)
@@ -125,7 +124,7 @@ def test_a_segment_of_a_log_begins_with_the_step_in_force(tmp_path: Path) -> Non
 
 def test_a_dump_begins_with_the_step_in_force(tmp_path: Path) -> None:
     """Taken so long before the window that no entry of it is kept."""
-    made = Recorder(tmp_path / "out", settings=SETTINGS)
+    made = last_second(tmp_path / "out", settings=SETTINGS)
     made.step(0, 1, TAKEN)
     for _ in range(5):
         made.second()

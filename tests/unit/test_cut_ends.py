@@ -15,7 +15,7 @@ from tcpkmon.formats.verify.report import NOT_CLOSED
 from tests.fuzz.seeds import dumps as psc_dumps
 from tests.unit.cutting import Cut, cut_log, cut_psc
 from tests.unit.makers import LogMaker, Maker, make, make_logs
-from tests.unit.test_log_recorder import Recorder
+from tests.unit.test_recorder import last_second
 
 Cuts = Callable[[Path], Iterator[tuple[Cut, bytes]]]
 
@@ -39,7 +39,7 @@ def _log(path: Path) -> Path:
 
 
 def _log_dump(path: Path) -> Path:
-    made = Recorder(path, after_s=2.0)
+    made = last_second(path, after_s=2.0)
     for _ in range(4):
         made.second(4)
     made.stream.ask()

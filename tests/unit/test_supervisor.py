@@ -215,7 +215,7 @@ def test_what_is_gone_on_with_is_not_repaired(tmp_path: Path) -> None:
     killed.wait()
     folder = tmp_path / "out"
     shutil.copytree(killed.folder, folder)
-    stream, tail = killed.tail(folder)
+    stream, tail = killed.tail(folder, killed.notes())
     for expected in (0, 1):
         mending = Mending()
         mending.start_quiet(str(folder))

@@ -27,7 +27,7 @@ from tcpkmon.formats.commands.verify import command as verify
 from tcpkmon.formats.registry import format_of
 from tests.unit.captures import clean_capture
 from tests.unit.makers import LogMaker, Maker
-from tests.unit.test_recorder_stream import Recording
+from tests.unit.test_recorder import Recording
 from tests.unit.test_takeover import Killed
 
 MS, S = 10**6, 10**9
