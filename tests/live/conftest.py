@@ -19,7 +19,7 @@ import pytest
 
 from tcpkmon.collector.linux.btf import Btf
 from tcpkmon.collector.ring.rings import TRANSPORTS
-from tests.live.faults import Space
+from tests.live.faults import Flood, Space
 
 if TYPE_CHECKING:
     from tests.live.daemons import Daemon
@@ -47,6 +47,13 @@ def rings(request: pytest.FixtureRequest) -> str:
 def space() -> Iterator[Space]:
     """A network namespace of the test's own."""
     with Space() as made:
+        yield made
+
+
+@pytest.fixture
+def flood() -> Iterator[Flood]:
+    """Counted calls in a namespace of their own."""
+    with Space() as space, Flood(space) as made:
         yield made
 
 

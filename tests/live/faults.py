@@ -183,6 +183,17 @@ class Disk:
         os.close(self.fd)
 
 
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """The same, of a size like "2m", where others find it: at a new folder."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
 def _syscall(*arguments: Any) -> int:
     result = int(_libc.syscall(*arguments))
     if result < 0:

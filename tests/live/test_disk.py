@@ -17,7 +17,6 @@ from tests.live.faults import (
     Collector,
     Disk,
     Flood,
-    Space,
     balance,
     check_flood,
     cpus,
@@ -27,12 +26,6 @@ from tests.live.faults import (
 )
 
 ENTRY_BYTES = 88  # of COUNTED
-
-
-@pytest.fixture
-def flood() -> Iterator[Flood]:
-    with Space() as space, Flood(space) as made:
-        yield made
 
 
 @pytest.fixture(params=[384] if GUEST else [384, 1024], ids="{}KiB".format)

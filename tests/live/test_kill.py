@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from tests.live.faults import (
     WAIT_S,
     Collector,
     Flood,
-    Space,
     check_sequence,
     cpus,
     program_lives,
@@ -38,12 +36,6 @@ pytestmark = pytest.mark.timeout(TIMEOUT_S)
 KILLS = 200 if FULL else 3 if GUEST else 6
 START_S, CAPTURE_S = 1.0, 1.5
 RATE = 1_000 if GUEST else 20_000
-
-
-@pytest.fixture
-def flood() -> Iterator[Flood]:
-    with Space() as space, Flood(space) as made:
-        yield made
 
 
 def kill_after(collector: Collector, delay_s: float) -> set[int]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from tests.live.faults import (
     TIMEOUT_S,
     Collector,
     Flood,
-    Space,
     balance,
     check_flood,
     cpus,
@@ -30,12 +28,6 @@ pytestmark = pytest.mark.timeout(TIMEOUT_S)
 SMALL = ("--buffer-size", "0.03")
 UNSEEN = ("not seen", "process 1 had")
 """Notes on kernels that run no program while process 1 has a CPU."""
-
-
-@pytest.fixture
-def flood() -> Iterator[Flood]:
-    with Space() as space, Flood(space) as made:
-        yield made
 
 
 def arguments(flood: Flood, path: Path, *more: str) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A capture in many files: every counted call is in one of them, and in no other."""
+"""A capture in many files, of either format: every counted call is in one of them alone."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tcpkmon.formats.analysis import open_log
 from tcpkmon.formats.analysis.why import connections
 from tcpkmon.formats.base.control import EXISTING
 from tcpkmon.formats.base.segments import find_segments
 from tcpkmon.formats.psc.reader import open_capture
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import verify_file
-from tests.live.faults import TCPKMON, Collector, let_others_in
-from tests.unit.makers import LOCATION, Maker, make
+from tests.live.faults import TCPKMON, Collector, let_others_in, small_disk
+from tests.unit.makers import LOCATION, LogMaker, Maker, make
 from tests.unit.test_archive import archive
 
 PORT, CALLS = 20_000 + 2 * (os.getpid() % 5_000), 20_011
@@ -46,6 +46,9 @@ thread.join()
 """
 
 
+AS_NOBODY = {**os.environ, "SUDO_UID": "65534", "SUDO_GID": "65534"}
+
+
 def collect(
     folder: Path, *options: str, code: int = 0, environment: dict[str, str] | None = None
 ) -> str:
@@ -61,25 +64,38 @@ def collect(
     return done.stderr
 
 
-@pytest.mark.parametrize("options", [("--rotate-size", "600K"), ("-C", "1", "-G", "1")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--rotate-size", "600K"), ("-C", "1", "-G", "1"),
+        ("--format", "klogger", "--rotate-size", "200K", "-G", "1"),
+    ],
+)  # fmt: skip
 def test_the_sum_of_all_segments_is_every_call(tmp_path: Path, options: tuple[str, ...]) -> None:
-    folder = tmp_path / "out"
-    collect(folder, *options)
+    folder, is_log = tmp_path / "out", "klogger" in options
+    collect(folder, *options, environment=AS_NOBODY)
     segments = find_segments(folder)
     assert all(segment.sealed for segment in segments)
+    assert {segment.suffix for segment in segments} == {".klog" if is_log else ".pm"}
     assert [segment.number for segment in segments] == list(range(1, len(segments) + 1))
     assert len(segments) > 2
-    found: Counter[str] = Counter()
+    assert {path.stat().st_uid for path in folder.rglob("*")} == {65534}
     last_seq = 0
     for segment in segments:
-        report = verify_file(segment.path(folder))
+        *_, report = format_of(segment.path(folder)).verify(segment.path(folder))
         assert not report.problems and report.exit_code == 0, report.problems
-        with open_capture(segment.path(folder)) as capture:
-            assert int(capture.seq(0, 1)[0]) == last_seq + 1
-            last_seq = int(capture.seq()[-1])
-        for row in report.rows:
-            found[row.name] += row.in_file
-    assert found["SEND_CALL"] == CALLS
+        if not is_log:
+            with open_capture(segment.path(folder)) as capture:
+                assert int(capture.seq(0, 1)[0]) == last_seq + 1
+                last_seq = int(capture.seq()[-1])
+    *parts, chain = format_of(folder).verify(folder)
+    assert chain.exit_code == 0 and len(parts) == len(segments), chain.problems
+    assert sum(row.in_file for row in chain.rows if row.name == "SEND_CALL") == CALLS
+    if is_log:
+        with open_log(folder) as log:
+            sent = sum(1 for event in log.choose("SNAPSHOT", where=["location=SEND_CALL"]))
+            assert not log.problems
+        assert sent == CALLS
 
 
 def test_the_caller_runs_the_command_and_old_files_go(tmp_path: Path) -> None:
@@ -88,10 +104,9 @@ def test_the_caller_runs_the_command_and_old_files_go(tmp_path: Path) -> None:
     seen.touch()
     os.chown(seen, 65534, 65534)
     code = f"import os, sys; print(os.getuid(), sys.argv[1], file=open({str(seen)!r}, 'a'))"
-    environment = {**os.environ, "SUDO_UID": "65534", "SUDO_GID": "65534"}
     command = shlex.join(["/usr/bin/python3", "-c", code])
     options = ("--rotate-size", "600K", "-W", "2", "--on-rotate", command)
-    collect(folder, *options, environment=environment)
+    collect(folder, *options, environment=AS_NOBODY)
     lines = [line.split() for line in seen.read_text().splitlines()]
     assert len(lines) > 2 and {uid for uid, _ in lines} == {"65534"}
     segments = find_segments(folder)
@@ -103,43 +118,35 @@ def test_the_caller_runs_the_command_and_old_files_go(tmp_path: Path) -> None:
     assert any(deleted in note for note in chain.notes), chain.notes
 
 
-def test_a_full_disk_loses_records_and_the_capture_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--format", "klogger")])
+def test_a_full_disk_loses_records_and_the_capture_goes_on(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
     """Without room the rings are drained; what is lost is counted, and the chain adds up."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], check=True)
-    try:
-        assert "disk full" in collect(disk / "out", "--rotate-size", "600K")
+    with small_disk(tmp_path / "disk", "3m") as disk:
+        assert "disk full" in collect(disk / "out", *options, "--rotate-size", "600K")
         *parts, chain = format_of(disk / "out").verify(disk / "out")
-        assert not chain.problems and chain.exit_code == 3, chain.problems
-        assert chain.proven_end and chain.totals.lost["disk full"] > 0
-        sent = sum(row.attempts - row.filtered for row in chain.rows if row.name == "SEND_CALL")
-        assert sent == CALLS and len(parts) > 1
-    finally:
-        subprocess.run(["umount", "--lazy", disk], check=True)
+    assert not chain.problems and chain.exit_code == 3, chain.problems
+    assert chain.proven_end and chain.totals.lost["disk full"] > 0
+    sent = sum(row.attempts - row.filtered for row in chain.rows if row.name == "SEND_CALL")
+    assert sent == CALLS and len(parts) > 1
 
 
 def test_a_full_disk_is_made_free_by_retention(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], check=True)
-    try:
+    with small_disk(tmp_path / "disk", "8m") as disk:
         collect(disk / "out", "--rotate-size", "300K", "--keep-size", "2M")
         *_, chain = format_of(disk / "out").verify(disk / "out")
-        assert not chain.problems and chain.exit_code == 0, chain.problems
         size = sum(path.stat().st_size for path in (disk / "out").glob("*.pm"))
-        assert size <= 2 << 20 and any("were deleted" in note for note in chain.notes)
-    finally:
-        subprocess.run(["umount", "--lazy", disk], check=True)
+    assert not chain.problems and chain.exit_code == 0, chain.problems
+    assert size <= 2 << 20 and any("were deleted" in note for note in chain.notes)
 
 
 def test_files_of_the_caller_are_archived(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     folder = tmp_path / "out"
-    environment = {**os.environ, "SUDO_UID": "65534", "SUDO_GID": "65534"}
     told = collect(
         folder, "--rotate-size", "600K", "--archive", "zst", "--columns", "full",
-        environment=environment,
+        environment=AS_NOBODY,
     )  # fmt: skip
     assert "not archived" not in told
     segments = find_segments(folder)
@@ -155,44 +162,44 @@ def test_an_archive_that_finds_no_room_is_an_error_in_words(tmp_path: Path) -> N
     pytest.importorskip("pyarrow")
     make(tmp_path / "out", 1, 10_000)
     (name,) = archive(tmp_path / "out")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], check=True)
-    try:
+    with small_disk(tmp_path / "disk", "1m") as disk:
         done = subprocess.run(
-            [Path(sys.executable).parent / "tcpkmon", "verify", tmp_path / "out" / name],
+            [TCPKMON, "verify", tmp_path / "out" / name],
             env={**os.environ, "TMPDIR": str(disk)}, capture_output=True, text=True, check=False,
         )  # fmt: skip
-    finally:
-        subprocess.run(["umount", "--lazy", disk], check=True)
     assert done.returncode == 1 and "No space left" in done.stderr, done.stderr
 
 
-def test_a_rotation_on_a_disk_of_any_fill_adds_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make_writer", "own", "frees_kb"),
+    [
+        (Maker, ("location", LOCATION), range(0, 400, 8)),
+        (LogMaker, ("name", "PING"), range(0, 640, 32)),
+    ],
+    ids=["psc", "klogger"],
+)
+def test_a_rotation_on_a_disk_of_any_fill_adds_up(
+    tmp_path: Path, make_writer: type[Maker | LogMaker], own: tuple[str, object], frees_kb: range
+) -> None:
     """Whether the next file has room, or room for its beginning alone, or none: nothing is torn."""
     counts = set()
-    for free in range(0, 400 << 10, 8 << 10):
-        disk = tmp_path / str(free)
-        disk.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], check=True)
-        try:
-            maker = Maker(disk / "out")
+    for free_kb in frees_kb:
+        with small_disk(tmp_path / str(free_kb), "2m") as disk:
+            maker = make_writer(disk / "out")
             maker.records(200)
             maker.checkpoint()
-            maker.stream._spool.put_call(lambda disk=disk, free=free: fill(disk, free))
+            maker.stream._spool.put_call(lambda disk=disk, free=free_kb << 10: fill(disk, free))
             for _ in range(3):
-                maker.columns = {"conn_id": np.arange(1, 101)}  # and as many last records
+                maker.columns = {"conn_id": np.arange(1, 101)}  # of PSC: and as many last records
                 maker.records(100)
                 maker.rotate()
             maker.close()
             *parts, chain = format_of(disk / "out").verify(disk / "out")
-            assert not chain.problems, (free, chain.problems)
-            assert chain.proven_end, (free, chain.notes)
-            plain = [row for row in chain.rows if row.location == LOCATION]
-            assert sum(row.attempts for row in plain) == 2 * 500
-            counts.add(len(parts))
-        finally:
-            subprocess.run(["umount", "--lazy", disk], check=True)
+        assert not chain.problems, (free_kb, chain.problems)
+        assert chain.proven_end, (free_kb, chain.notes)
+        rows = [row for row in chain.rows if getattr(row, own[0]) == own[1]]
+        assert sum(row.attempts for row in rows) == 2 * 500
+        counts.add(len(parts))
     assert {1, 4} <= counts
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,12 +35,6 @@ RUNS = 100 if FULL else 2 if GUEST else 4
 CALLS = 1_000_000 if FULL else 10_000 if GUEST else 100_000
 LIMIT_S = 2.0 if FULL else 60.0 if GUEST else 10.0
 HURRY_LIMIT_S = 0.5 if FULL else 60.0 if GUEST else 10.0
-
-
-@pytest.fixture
-def flood() -> Iterator[Flood]:
-    with Space() as space, Flood(space) as made:
-        yield made
 
 
 def start(flood: Flood, path: Path) -> Collector:
