@@ -7,6 +7,8 @@ import ipaddress
 import os
 import select
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -278,6 +280,28 @@ def _final_books(capture: Capture) -> dict[str, dict[str, int]]:
                 for name in ("ring_full", "no_ring", "other", "table_full", "no_slot")
             )
     return books
+
+
+FIELDS = (
+    "B state,B ca_state,B retransmits,B probes,B backoff,B options,B scales,B limited,"
+    "I rto,I ato,I snd_mss,I rcv_mss,I unacked,I sacked,I lost,I retrans,I fackets,"
+    "I last_data_sent,I last_ack_sent,I last_data_recv,I last_ack_recv,"
+    "I pmtu,I rcv_ssthresh,I rtt,I rttvar,I snd_ssthresh,I snd_cwnd,I advmss,I reordering,"
+    "I rcv_rtt,I rcv_space,I total_retrans,Q pacing_rate,Q max_pacing_rate,Q bytes_acked,"
+    "Q bytes_received,I segs_out,I segs_in,I notsent_bytes,I min_rtt,I data_segs_in,"
+    "I data_segs_out,Q delivery_rate,Q busy_time,Q rwnd_limited,Q sndbuf_limited,I delivered,"
+    "I delivered_ce,Q bytes_sent,Q bytes_retrans,I dsack_dups,I reord_seen,I rcv_ooopack,"
+    "I snd_wnd,I rcv_wnd"
+)
+"""struct tcp_info of include/uapi/linux/tcp.h; rcv_wnd since Linux 6.2."""
+
+
+def tcp_info(end: socket.socket) -> dict[str, int]:
+    """What the kernel tells an application of its connection; 0 where this kernel does not."""
+    kinds, names = zip(*(field.split() for field in FIELDS.split(",")), strict=True)
+    form = struct.Struct("=" + "".join(kinds))
+    raw = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, form.size)
+    return dict(zip(names, form.unpack(raw.ljust(form.size, b"\0")), strict=True))
 
 
 def address_of(raw: bytes) -> str:

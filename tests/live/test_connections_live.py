@@ -17,16 +17,18 @@ import pytest
 
 from tcpkmon.collector.lab.lab import Bottleneck, Lab
 from tcpkmon.formats.analysis.why import LIMITS, connections, intervals
-from tests.live.capturing import capturing, connected, join, listening, receive, wait_until, within
+from tests.live.capturing import (
+    capturing,
+    connected,
+    join,
+    listening,
+    receive,
+    tcp_info,
+    wait_until,
+    within,
+)
 
-_RTT, _RETRANS_BYTES, _TOTAL_RETRANS, _MIN_RTT = 68, 208, 100, 148
-"""Places in struct tcp_info of rtt, bytes_retrans, total_retrans and min_rtt."""
 _LINGER_0 = struct.pack("ii", 1, 0)
-
-
-def info(end: socket.socket, place: int, kind: str = "I") -> int:
-    raw = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-    return int(struct.unpack_from(kind, raw, place)[0])
 
 
 def rows_by_port(table: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
@@ -51,17 +53,18 @@ def test_rows_are_what_was_done(tmp_path: Path, columns: str) -> None:
             with listening(lab.b, "10.77.0.2") as listener:
                 closed, reset = (join(lab.a, listener, "10.77.0.2") for _ in range(2))
                 port = listener.getsockname()[1]
-            first_rtt = info(closed.client, _RTT)
+            first_rtt = tcp_info(closed.client)["rtt"]
             closed.client.sendall(bytes(400_000))
             receive(closed.server, 400_000)
             for size in (1, 70_000, 2):
                 closed.server.sendall(bytes(size))
                 receive(closed.client, size)
-            wait_until(lambda: info(closed.server, 24) == 0)  # nothing in flight any more
+            # Nothing is in flight any more.
+            wait_until(lambda: not tcp_info(closed.server)["unacked"])
             told = {
-                "bytes_retrans": info(closed.client, _RETRANS_BYTES, "Q"),
-                "total_retrans": info(closed.client, _TOTAL_RETRANS),
-                "min_rtt_us": info(closed.client, _MIN_RTT),
+                "bytes_retrans": tcp_info(closed.client)["bytes_retrans"],
+                "total_retrans": tcp_info(closed.client)["total_retrans"],
+                "min_rtt_us": tcp_info(closed.client)["min_rtt"],
             }
             ends = {"closed": closed.client_port, "reset": reset.client_port,
                     "existing": existing.client_port}  # fmt: skip

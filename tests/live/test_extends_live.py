@@ -19,8 +19,7 @@ from tcpkmon.formats.base import cli
 from tcpkmon.formats.base.control import Trigger
 from tcpkmon.formats.commands.pmgraph import command as pmgraph
 from tcpkmon.formats.registry import format_of
-from tests.live.capturing import ROOT, Pair, connected, read, wait_until, within
-from tests.live.test_oracle_ss import tcp_info
+from tests.live.capturing import ROOT, Pair, connected, read, tcp_info, wait_until, within
 
 ROUNDS, SIZE, MTU = 30, 10, 1300
 TICK_MS = 10

@@ -20,10 +20,10 @@ from tests.live.capturing import (
     listening,
     make_socket,
     receive,
+    tcp_info,
     wait_until,
     within,
 )
-from tests.live.test_oracle_ss import tcp_info
 
 NETLINK_XFRM = 6
 ACK = 16

@@ -19,6 +19,7 @@ from tcpkmon.collector.lab.lab import DEVICE, Lab
 from tcpkmon.collector.lab.link import FATES, Link, Way, Wire
 from tcpkmon.collector.lab.pair import connected
 from tcpkmon.formats.base.errors import KernelError
+from tests.live.capturing import tcp_info
 
 _RCVBUFFORCE = 33
 Times = list[tuple[int, float, float]]
@@ -72,8 +73,7 @@ def test_a_delay_is_exact() -> None:
         assert np.median(found) < 10.5
         with connected(lab) as pair:
             pair.exchange()
-            info = pair.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
-            min_rtt_ms = struct.unpack_from("I", info, 148)[0] / 1000
+            min_rtt_ms = tcp_info(pair.client)["min_rtt"] / 1000
         assert 15 <= min_rtt_ms < 15.9
 
 

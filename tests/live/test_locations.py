@@ -27,10 +27,10 @@ from tests.live.capturing import (
     listening,
     make_socket,
     receive,
+    tcp_info,
     wait_until,
     within,
 )
-from tests.live.test_oracle_ss import tcp_info
 
 CALLS = ("--locations", "default,SEND_CALL,RECEIVE_CALL,RCV_SPACE_ADJUST")
 ALL = ("--columns", "all", *CALLS)

@@ -15,7 +15,16 @@ from typing import Any
 import pytest
 
 from tcpkmon.collector.lab.lab import Bottleneck, Lab, Side
-from tests.live.capturing import Pair, Records, capturing, connected, look, wait_until, within
+from tests.live.capturing import (
+    Pair,
+    Records,
+    capturing,
+    connected,
+    look,
+    tcp_info,
+    wait_until,
+    within,
+)
 
 MOVING = re.compile(r"(?:lastsnd|lastrcv|lastack|ato):\d+|timer:\(\S+\)")
 EVERY = ("--columns", "all", "--locations", "default,SEND_CALL,RECEIVE_CALL")
@@ -135,27 +144,9 @@ def test_the_last_record_says_what_ss_says(tmp_path: Path, kind: str) -> None:
 
 # Every column, against what the kernel tells the application itself
 
-FIELDS = (
-    "B state,B ca_state,B retransmits,B probes,B backoff,B options,B scales,B limited,"
-    "I rto,I ato,I snd_mss,I rcv_mss,I unacked,I sacked,I lost,I retrans,I fackets,"
-    "I last_data_sent,I last_ack_sent,I last_data_recv,I last_ack_recv,"
-    "I pmtu,I rcv_ssthresh,I rtt,I rttvar,I snd_ssthresh,I snd_cwnd,I advmss,I reordering,"
-    "I rcv_rtt,I rcv_space,I total_retrans,Q pacing_rate,Q max_pacing_rate,Q bytes_acked,"
-    "Q bytes_received,I segs_out,I segs_in,I notsent_bytes,I min_rtt,I data_segs_in,"
-    "I data_segs_out,Q delivery_rate,Q busy_time,Q rwnd_limited,Q sndbuf_limited,I delivered,"
-    "I delivered_ce,Q bytes_sent,Q bytes_retrans,I dsack_dups,I reord_seen,I rcv_ooopack,I snd_wnd"
-)
 SO_MEMINFO, SO_NETNS_COOKIE, SO_MARK, TCP_WINDOW_CLAMP = 55, 71, 36, 10
 MARK = 0x5EED
 INITIAL_SEGMENTS = 10
-
-
-def tcp_info(end: socket.socket) -> dict[str, int]:
-    """struct tcp_info of include/uapi/linux/tcp.h."""
-    kinds, names = zip(*(field.split() for field in FIELDS.split(",")), strict=True)
-    form = struct.Struct("@" + "".join(kinds))
-    raw = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, form.size)
-    return dict(zip(names, form.unpack(raw), strict=True))
 
 
 def memory_of(end: socket.socket) -> dict[str, int]:

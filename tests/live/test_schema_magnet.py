@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import struct
 import time
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Sequence
@@ -19,7 +18,16 @@ from tcpkmon.collector.lab.lab import DEVICE, Lab
 from tcpkmon.collector.linux.btf import Btf
 from tcpkmon.collector.loader.attach_trials import Probing
 from tcpkmon.collector.plan.columns import SCHEMATA
-from tests.live.capturing import Pair, connected, join, listening, look, receive, within
+from tests.live.capturing import (
+    Pair,
+    connected,
+    join,
+    listening,
+    look,
+    receive,
+    tcp_info,
+    within,
+)
 from tests.live.schema_logs import Log, Record, logging, make_schema
 from tests.live.wire import Packet, tapped
 
@@ -119,7 +127,7 @@ def headers_of_the_wire(lab: Lab, address: str) -> Scenario:
         time.sleep(NAP_S)
         receive(pair.server, 4)
         look(pair.client)
-        info = pair.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        info = tcp_info(pair.client)
         pair.client.shutdown(socket.SHUT_WR)
         with suppress(BrokenPipeError):
             pair.client.send(b"x", socket.MSG_NOSIGNAL)
@@ -161,17 +169,16 @@ def headers_of_the_wire(lab: Lab, address: str) -> Scenario:
     assert [r["size"] for r in log.of("SOCK_RECV", connection=server)][-1] == 0, "end of file"
 
 
-def check_state(state: Record, info: bytes, ports: tuple[int, int]) -> None:
-    """struct tcp_info, include/uapi/linux/tcp.h."""
-    words = struct.unpack_from("=24I", info, 8)
+def check_state(state: Record, info: dict[str, int], ports: tuple[int, int]) -> None:
+    """All but the ends are as TCP_INFO has them."""
     assert (state["tcp_source"], state["tcp_dest"]) == ports
-    assert state["tcp_rto"] == words[0]
-    assert (state["tcp_packets_out"], state["tcp_retrans_out"]) == (words[4], words[7])
-    assert state["tcp_srtt"] >> 3 == words[15]
-    assert (state["tcp_snd_ssthresh"], state["tcp_snd_cwnd"]) == (words[17], words[18])
-    snd_wnd, rcv_wnd = struct.unpack_from("=II", info, 228)
-    assert state["tcp_snd_wnd"] == snd_wnd
-    assert state["tcp_rcv_wnd"] == rcv_wnd or not rcv_wnd, "since Linux 6.2"
+    assert state["tcp_srtt"] >> 3 == info["rtt"]
+    for name, told in (
+        ("rto", "rto"), ("packets_out", "unacked"), ("retrans_out", "retrans"),
+        ("snd_ssthresh", "snd_ssthresh"), ("snd_cwnd", "snd_cwnd"), ("snd_wnd", "snd_wnd"),
+    ):  # fmt: skip
+        assert state[f"tcp_{name}"] == info[told], name
+    assert state["tcp_rcv_wnd"] == info["rcv_wnd"] or not info["rcv_wnd"], "since Linux 6.2"
 
 
 def retransmissions(lab: Lab) -> Scenario:

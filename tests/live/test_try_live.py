@@ -18,16 +18,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.link import Link, Way
 from tcpkmon.collector.loader.halving import Halves, SocketOption, refusal
-from tcpkmon.collector.loader.tcp_info import TCP_INFO
 from tcpkmon.collector.plan.cgroups import find_cgroup
 from tcpkmon.formats.base import cli
-from tests.live.capturing import Pair, join, listening, wait_until
+from tests.live.capturing import Pair, join, listening, tcp_info, wait_until
 
 PORT, OTHER_PORT = 5391, 5392
 TCP = socket.IPPROTO_TCP
@@ -72,11 +70,6 @@ def number(end: socket.socket, name: int, level: int = TCP) -> int:
     return end.getsockopt(level, name)
 
 
-def info(end: socket.socket, name: str) -> int:
-    raw = end.getsockopt(TCP, socket.TCP_INFO, TCP_INFO.itemsize)
-    return int(np.frombuffer(raw.ljust(TCP_INFO.itemsize, b"\0"), TCP_INFO)[name][0])
-
-
 def cookie(end: socket.socket) -> int:
     return int(struct.unpack("=Q", end.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8))[0])
 
@@ -98,7 +91,7 @@ def test_half_of_the_ends_get_all_options_and_others_none(lab: Lab, family: int)
     def seen(end: socket.socket) -> tuple[Any, ...]:
         found = [
             end.getsockopt(TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode() == "reno",
-            number(end, LOWAT) == FAST, info(end, "snd_ssthresh") == 77,
+            number(end, LOWAT) == FAST, tcp_info(end)["snd_ssthresh"] == 77,
             number(end, socket.SO_SNDBUF, socket.SOL_SOCKET) == 100_000,
             number(end, socket.SO_RCVBUF, socket.SOL_SOCKET) == 120_000,
         ]  # fmt: skip

@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 
 from tcpkmon.collector.lab.lab import Lab
-from tests.live.capturing import Outcome, Records, capturing_each, connected, wait_until, within
-from tests.live.test_oracle_ss import tcp_info
+from tests.live.capturing import (
+    Outcome,
+    Records,
+    capturing_each,
+    connected,
+    tcp_info,
+    wait_until,
+    within,
+)
 
 ROUNDS = 100
 LOCATIONS = ("--locations", "default,SEND_CALL,RECEIVE_CALL")

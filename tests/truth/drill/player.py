@@ -21,8 +21,8 @@ import numpy as np
 
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.namespaces import Side
-from tcpkmon.collector.loader.tcp_info import TCP_INFO
 from tcpkmon.formats.base.sequence import ahead
+from tests.live.capturing import tcp_info
 from tests.truth.drill.language import Asserts, Call, Event, Packet, Script, ScriptError, parse
 
 _TUNSETIFF, _TUN, _NO_HEAD = 0x400454CA, 0x0001, 0x1000
@@ -255,12 +255,12 @@ class _Player:
 
     def _assert(self, event: Event, wanted: Asserts) -> None:
         end = self._sockets[max(self._sockets)]
-        raw = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO.itemsize)
-        info = np.frombuffer(raw.ljust(TCP_INFO.itemsize, b"\0"), TCP_INFO)[0]
+        info = tcp_info(end)
         for name, value in wanted.values.items():
-            if int(info[name]) != value:
-                raise ScriptError(f"line {event.line}: tcpi_{name} is {int(info[name])} and not "
-                                  f"{value}")  # fmt: skip
+            if info[name] != value:
+                raise ScriptError(
+                    f"line {event.line}: tcpi_{name} is {info[name]} and not {value}"
+                )
 
 
 @contextmanager

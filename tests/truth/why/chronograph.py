@@ -4,20 +4,17 @@
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 import time
 from contextlib import suppress
 from typing import NamedTuple
 
 from tcpkmon.collector.lab.pair import Pair
+from tests.live.capturing import tcp_info
 from tests.truth.why.acts import Act, Clock, Span
 
 _EVERY_S, _SPAN_S, _RECOVERY = 0.002, 0.04, 3
-_LAYOUT = {  # offsets in struct tcp_info, which only grows
-    "state": ("B", 1), "in_flight": ("I", 24), "window": ("I", 80), "unsent": ("I", 144),
-    "by_receiver_us": ("Q", 176), "by_buffer_us": ("Q", 184),
-}  # fmt: skip
+_NAMES = ("ca_state", "unacked", "snd_cwnd", "notsent_bytes", "rwnd_limited", "sndbuf_limited")
 
 
 class Sample(NamedTuple):
@@ -35,9 +32,8 @@ class Sample(NamedTuple):
 
 def sample(end: socket.socket) -> Sample:
     """What the kernel says now. OSError."""
-    raw = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-    values = (struct.unpack_from(kind, raw, at)[0] for kind, at in _LAYOUT.values())
-    return Sample(time.monotonic(), *values)
+    told = tcp_info(end)
+    return Sample(time.monotonic(), *(told[name] for name in _NAMES))
 
 
 def judged(samples: list[Sample], window: tuple[str, ...], path: tuple[str, ...]) -> list[Span]:
