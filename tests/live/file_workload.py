@@ -20,14 +20,16 @@ def make_cold(path: Path, pages: int) -> int:
     return fd
 
 
+def is_resident(memory: mmap.mmap) -> list[bool]:
+    """By page of a mapped file, whether it is in memory (mincore)."""
+    found = ctypes.create_string_buffer(-(-len(memory) // PAGE))
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(len(memory)), found) == 0
+    return [bool(one & 1) for one in found.raw]
+
+
 def resident(fd: int) -> int:
-    """How many pages of the file the page cache has, by mincore()."""
-    size = os.fstat(fd).st_size
-    with mmap.mmap(fd, size, mmap.MAP_SHARED) as memory:
-        pages = (ctypes.c_ubyte * (size // PAGE))()
-        start = ctypes.c_char.from_buffer(memory)
-        libc = ctypes.CDLL(None, use_errno=True)
-        address = ctypes.c_void_p(ctypes.addressof(start))
-        assert libc.mincore(address, ctypes.c_size_t(size), pages) == 0
-        del start
-        return sum(page & 1 for page in pages)
+    """How many pages of the file the page cache has."""
+    with mmap.mmap(fd, os.fstat(fd).st_size, mmap.MAP_SHARED) as memory:
+        return sum(is_resident(memory))

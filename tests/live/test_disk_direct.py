@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import mmap
 import os
@@ -17,16 +16,14 @@ import pytest
 
 from tcpkmon.collector.writer.direct_io import LEAST_BYTES, PIECE_BYTES, alignment
 from tcpkmon.collector.writer.file_sink import Calls, FileSink
-from tcpkmon.collector.writer.spool import Spool
-from tcpkmon.collector.writer.tape import Account
 from tcpkmon.formats.verify import verify_file
 from tests.live.faults import Collector, Flood, Space, check_flood, cpus, verify, wait_until
-from tests.live.test_output_live import CPUS, Capture, finish
+from tests.live.file_workload import PAGE, resident
+from tests.unit.segment_maker import CPUS, Maker
 
 ENTRY_BYTES = 360
 RATE = 50_000
 """Calls a second that a busy machine keeps up with, too."""
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager
@@ -129,41 +126,34 @@ def test_the_same_bytes_on_every_file_system(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("-b", "1024")], ids=["4 KiB blocks", "1 KiB blocks"])
-def test_a_full_disk_is_proven_by_the_file(tmp_path: Path, options: Sequence[str]) -> None:
+def test_a_full_disk_is_proven_by_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Sequence[str]
+) -> None:
+    calls = Counting()
+    monkeypatch.setattr(Calls, "write", lambda _, fd, data: calls.write(fd, data))
     with ext4(tmp_path, 24 << 20, *options) as disk:
         path = disk / "out.pm"
-        capture = Capture(path)
-        calls = Counting()
-        capture.sink._calls = calls
-        spool = Spool(capture.writer)
-        spool.start()
+        maker = Maker(path, rotates=False)
         for turn in range(40):
-            spool.put(capture.records(1500, lose=turn % 2))
-            spool.put_control([Account(capture.books())], capture.time_ns, sync=True)
+            maker.records(1500, lose=turn % 2)
+            maker.checkpoint()
             # When much waits, the page cache takes it.
-            wait_until(lambda: spool._bytes < 4 << 20, "it is written")
-        finish(capture, spool)
+            wait_until(lambda: maker.stream._spool._bytes < 4 << 20, "it is written")
+        maker.close()
         report = verify_file(path)
         assert not report.problems, report.problems
         assert report.proven_end
         assert report.exit_code == 3
         assert report.totals.lost["disk full"] > 0
-        written = capture.writer.written
-        assert written.disk_full.total() + written.in_file.total() == CPUS * 60_000
+        assert report.totals.in_file + report.totals.lost["disk full"] == CPUS * 60_000
         assert calls.direct_bytes > 8 << 20
         assert path.stat().st_size > 0.7 * os.statvfs(disk).f_blocks * os.statvfs(disk).f_frsize
 
 
 def resident_bytes(path: Path) -> int:
     """How much of a file is in the page cache."""
-    size = path.stat().st_size
-    with path.open("r+b") as stream, mmap.mmap(stream.fileno(), size) as memory:
-        pages = -(-size // mmap.PAGESIZE)
-        found = (ctypes.c_ubyte * pages)()
-        start = ctypes.byref(ctypes.c_char.from_buffer(memory))
-        assert not _libc.mincore(start, ctypes.c_size_t(size), found)
-        del start
-    return sum(flag & 1 for flag in found) * mmap.PAGESIZE
+    with path.open("r+b") as stream:
+        return resident(stream.fileno()) * PAGE
 
 
 def test_a_capture_stays_out_of_the_page_cache(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import resource
@@ -22,6 +21,7 @@ from tcpkmon.collector.linux.btf import Btf
 from tcpkmon.collector.loader.attach_trials import Probing
 from tests.live.capturing import ROOT
 from tests.live.disk_workload import loop_device
+from tests.live.file_workload import is_resident, make_cold
 from tests.live.memory_workload import (
     NotHere,
     outgrow,
@@ -34,32 +34,12 @@ from tests.live.schema_logs import Log, Record, logging
 
 PAGES = 200
 PAGE = mmap.PAGESIZE
-LIBC = ctypes.CDLL(None, use_errno=True)
-LIBC.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _has_faults() -> None:
     if why := Probing(Btf.from_kernel()).why_not("perf", "page_faults:1"):
         pytest.skip(why)
-
-
-def is_resident(memory: mmap.mmap) -> list[bool]:
-    """By page, whether it is in memory (mincore)."""
-    found = ctypes.create_string_buffer(len(memory) // PAGE)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    assert LIBC.mincore(start, len(memory), found) == 0, ctypes.get_errno()
-    return [bool(one & 1) for one in found.raw]
-
-
-def cold_file(folder: Path) -> Path:
-    """A file of PAGES pages, none of them in memory."""
-    path = folder / "cold"
-    path.write_bytes(os.urandom(PAGES * PAGE))
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return path
 
 
 def touch(memory: mmap.mmap, pages: range) -> tuple[range, int, int]:
@@ -81,7 +61,8 @@ def mine(log: Log, span: range, **values: int) -> list[Record]:
 
 def test_page_ins_with_io_are_major_faults(tmp_path: Path) -> None:
     """Each page of a cold file, by number, of this file; a second look needs no disk."""
-    path = cold_file(tmp_path)
+    path = tmp_path / "cold"
+    os.close(make_cold(path, PAGES))
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         memory.madvise(mmap.MADV_RANDOM)  # no read-ahead
         if any(is_resident(memory)):

@@ -26,6 +26,7 @@ from tests.live import test_schema_paging as paging
 from tests.live import test_schema_syscall as syscall
 from tests.live import test_schema_tty as terminals
 from tests.live.disk_workload import Device
+from tests.live.file_workload import is_resident, make_cold
 from tests.live.memory_workload import small_cgroup, swap_on
 from tests.live.schema_logs import Log, logging
 
@@ -103,21 +104,16 @@ class Files:
     major: int
 
 
-def cold_file(folder: Path, name: str) -> int:
-    """Of paging.PAGES pages; its descriptor."""
-    file = paging.cold_file(folder).rename(folder / name)
-    return os.open(file, os.O_RDWR)
-
-
 def use_files(folder: Path) -> Files:
-    fds = [cold_file(folder, name) for name in ("read", "ahead", "mapped", "written")]
+    names = ("read", "ahead", "mapped", "written")
+    fds = [make_cold(folder / name, paging.PAGES) for name in names]
     read, ahead, mapped, written = fds
     places = [page * PAGE for page in random.Random(1).sample(range(paging.PAGES), READS)]
     os.posix_fadvise(read, 0, 0, os.POSIX_FADV_RANDOM)
     for place in places * 2:
         assert len(os.pread(read, PAGE, place)) == PAGE
     with mmap.mmap(read, 0) as memory:
-        in_cache = sum(paging.is_resident(memory)) * PAGE
+        in_cache = sum(is_resident(memory)) * PAGE
     for _ in range(READS):
         assert len(os.read(ahead, PAGE)) == PAGE
     with mmap.mmap(mapped, 0) as memory:
