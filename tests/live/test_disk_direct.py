@@ -19,7 +19,7 @@ from tcpkmon.collector.writer.file_sink import Calls, FileSink
 from tcpkmon.formats.verify import verify_file
 from tests.live.faults import Collector, Flood, Space, check_flood, cpus, verify, wait_until
 from tests.live.file_workload import PAGE, resident
-from tests.unit.segment_maker import CPUS, Maker
+from tests.unit.makers import CPUS, Maker
 
 ENTRY_BYTES = 360
 RATE = 50_000
