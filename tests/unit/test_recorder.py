@@ -197,8 +197,8 @@ def test_a_gap_that_shows_later_belongs_before_the_window(
     (path,) = recording.end()
     report = check(path)
     assert report.lost_total == 0
-    count = 40 if kind is Recording else 20  # of each log
-    assert any(f"{count} numbers missing here" in line for line in report.window), report.window
+    what = "40 numbers" if kind is Recording else "20 serials"  # of each log
+    assert any(f"{what} missing here" in line for line in report.window), report.window
 
 
 def test_two_dumps_share_records(tmp_path: Path) -> None:
