@@ -21,7 +21,7 @@ from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import Report
 from tcpkmon.formats.verify.psc.repair import repair_file
 from tests.unit.makers import CPUS, LogMaker, Maker, make
-from tests.unit.test_segments import flip
+from tests.unit.test_segments import both, flip
 
 
 def verify(folder: Path) -> tuple[Report, list[Report]]:
@@ -34,9 +34,12 @@ def whats(report: Report) -> str:
     return "; ".join(problem.what for problem in report.problems)
 
 
-def test_a_whole_chain_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@both
+def test_a_whole_chain_adds_up(
+    kind: type[Maker], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "out"
-    make(folder, segments=5, count=50)
+    make(folder, segments=5, count=50, kind=kind)
     chain, segments = verify(folder)
     assert not chain.problems, whats(chain)
     assert chain.exit_code == 0 and chain.proven_end and len(segments) == 5
@@ -46,12 +49,14 @@ def test_a_whole_chain_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "5 segment(s), number 1 to 5" in text and text.count("adds up: nothing lost") == 6
 
 
-def test_losses_of_the_segments_are_those_of_the_chain(tmp_path: Path) -> None:
-    make(tmp_path / "out", segments=3, count=20, lose=4)
-    chain, _ = verify(tmp_path / "out")
+@both
+def test_losses_of_the_segments_are_those_of_the_chain(kind: type[Maker], tmp_path: Path) -> None:
+    make(tmp_path / "out", segments=3, count=20, lose=4, kind=kind)
+    chain, segments = verify(tmp_path / "out")
     assert not chain.problems, whats(chain)
     assert chain.exit_code == 3
     assert chain.totals.lost["ring full"] == chain.seq_lost == 3 * 4 * CPUS
+    assert [one.lost_total for one in segments] == [4 * CPUS] * 3
 
 
 def test_the_sum_is_what_one_long_capture_has(tmp_path: Path) -> None:

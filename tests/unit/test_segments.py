@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -14,13 +15,23 @@ from tcpkmon.collector.plan.rotation import Rotation, parse_command
 from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.collector.writer.segment_folder import OPEN, SEAL, SegmentFolder, Segments
 from tcpkmon.collector.writer.stream import STREAMS
-from tcpkmon.formats.base.control import Change, EndReason
+from tcpkmon.formats.base.control import EndReason
 from tcpkmon.formats.base.errors import FileError, UsageError
 from tcpkmon.formats.base.segments import find_segments, hidden, name_segment, parse_name
 from tcpkmon.formats.psc.pieces import look
 from tcpkmon.formats.psc.reader import open_capture
-from tcpkmon.formats.verify import verify_file
-from tests.unit.makers import CPUS, LOCATION, Maker, index_of, make
+from tcpkmon.formats.registry import format_of
+from tcpkmon.formats.verify import Report, verify_file
+from tests.unit.makers import CPUS, LOCATION, LogMaker, Maker, index_of, make
+
+both = pytest.mark.parametrize("kind", [Maker, LogMaker])
+
+
+def verify(folder: Path) -> list[Report]:
+    """The reports of the segments and that of the chain, without a problem."""
+    reports: list[Report] = format_of(folder).verify(folder)
+    assert not any(report.problems for report in reports), [one.problems for one in reports]
+    return reports
 
 
 @pytest.mark.parametrize("lose", [0, 3])
@@ -52,15 +63,18 @@ def test_each_segment_adds_up_alone(tmp_path: Path, lose: int) -> None:
     assert [line["bytes"] for line in lines] == [path.stat().st_size for path in paths]
 
 
-def test_records_that_wait_at_a_rotation_are_in_the_next_segment(tmp_path: Path) -> None:
-    maker = Maker(tmp_path / "out")
+@both
+def test_records_that_wait_at_a_rotation_are_in_the_next_segment(
+    kind: type[Maker], tmp_path: Path
+) -> None:
+    maker = kind(tmp_path / "out")
     for _ in range(3):
         maker.records(40, keep=7)
         maker.rotate()
     maker.records(40)
     maker.close()
-    reports = [verify_file(path) for path in maker.paths]
-    assert not any(report.problems for report in reports), [one.problems for one in reports]
+    *reports, chain = verify(maker.folder)
+    assert chain.exit_code == 0 and not any(report.lost_total for report in reports)
     assert [report.totals.in_file for report in reports] == [66, 80, 80, 94]
     assert [report.totals.pending for report in reports] == [14, 0, 0, -14]
 
@@ -98,18 +112,18 @@ def test_a_killed_capture_leaves_a_segment_with_an_unknown_tail(tmp_path: Path) 
     assert second.exit_code == 3 and second.tail_unknown and not second.problems
 
 
-def test_an_event_that_is_off_is_off_in_the_next_segment(tmp_path: Path) -> None:
-    maker = Maker(tmp_path / "out")
+@both
+def test_an_event_that_is_off_is_off_in_the_next_segment(kind: type[Maker], tmp_path: Path) -> None:
+    maker = kind(tmp_path / "out")
     maker.records(5)
-    now = maker.clocks.now_ns()
-    maker.stream.changed([Change(0, 1, now, now + 10, 1, 0)])
+    maker.switch(0)
     maker.rotate()
-    maker.stream.changed([Change(0, 1, now + 20, now + 30, 0, 1)])
+    maker.switch(1)
     maker.rotate()
     maker.close()
-    reports = [verify_file(path) for path in maker.paths]
-    assert not any(report.problems for report in reports), [one.problems for one in reports]
-    assert [len(report.off) for report in reports] == [1, 1, 0]
+    *reports, chain = verify(maker.folder)
+    assert chain.exit_code == 0
+    assert [bool(report.off) for report in reports] == [True, True, False]
 
 
 def flip(path: Path, old: bytes, new: bytes) -> None:
@@ -164,28 +178,34 @@ def test_the_folder_answers_for_segments_alone(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_next_file_that_cannot_be_made_changes_nothing(tmp_path: Path) -> None:
-    maker = Maker(tmp_path / "out")
-    segments = maker.stream.segments
-    assert segments is not None
-    ask = segments.ask
+@both
+def test_a_next_file_that_cannot_be_made_changes_nothing(kind: type[Maker], tmp_path: Path) -> None:
+    """Of logs neither the folder, nor one file in it: then nothing of it stays."""
+    maker = kind(tmp_path / "out")
+    assert maker.stream.segments is not None
+    ask, calls = maker.stream.segments.ask, list[int]()
 
     def refuse(request: int, data: bytes) -> int:
-        if request == OPEN:
-            raise OSError(30, "read-only")
+        calls.append(request)
+        if request == OPEN and calls.count(OPEN) == 1:
+            raise FileError("no room") from OSError(errno.ENOSPC, "No space left on device")
+        if request == 3 and calls.count(3) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
         return ask(request, data)
 
-    segments.ask = refuse
-    maker.records(10)
-    maker.rotate()
-    maker.records(10)
-    maker.stream._spool.put_call(lambda: setattr(segments, "ask", ask))
-    maker.rotate()
+    maker.stream.segments.ask = refuse
+    for _ in range(2 if kind is Maker else 3):
+        maker.records(10)
+        maker.rotate()
     maker.records(10)
     maker.close()
-    reports = [verify_file(path) for path in maker.paths]
-    assert [report.totals.in_file for report in reports] == [20 * CPUS, 10 * CPUS]
-    assert [report.exit_code for report in reports] == [0, 0]
+    *reports, chain = verify(maker.folder)
+    assert chain.exit_code == 0
+    assert [report.totals.in_file for report in reports] == [
+        (20 if kind is Maker else 30) * CPUS, 10 * CPUS,
+    ]  # fmt: skip
+    assert kind is Maker or calls.count(2) == 1, "the folder of the second try was removed"
+    assert maker.stream.written.segment == 2
 
 
 def test_a_name_that_is_taken_is_that_of_the_next_second(tmp_path: Path) -> None:
