@@ -145,6 +145,15 @@ class Daemon:
         captures: dict[str, Any] = answer["result"]["captures"]
         return captures
 
+    def replaced(self, pid: int, name: str = "calls") -> None:
+        """Waits until another process than this one has the capture, and is attached."""
+
+        def attached() -> bool:
+            told = self.status()[name]
+            return told["pid"] not in {pid, None} and told["state"] == "is attached"
+
+        wait_until(attached, f"another has {name}: {self.stderr}", 40, 0.01)
+
     def files(self, name: str) -> list[Path]:
         """The files of a capture, in order."""
         files = (self.folder / name).iterdir()

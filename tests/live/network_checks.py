@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
+from tests.live import network_workload as workload
 from tests.live.network_workload import (
     CONNECTIONS,
     DATAGRAMS,
@@ -18,12 +22,51 @@ from tests.live.network_workload import (
     Done,
     Net,
 )
-from tests.live.schema_logs import Log, Record
+from tests.live.schema_logs import Log, Record, logging
 
 FIN, SYN, RST, ACK = 1, 2, 4, 16
 UDP_HEADER = 8
 SENT = ("TCP_SENDSYN", "TCP_SENDSYNACK", "TCP_SENDACK", "TCP_SENDPACKET")
 RECEIVED = ("TCP_RECVSYN", "TCP_RECVSYNACK", "TCP_RECVACK", "TCP_RECEIVEPACKET")
+
+
+VERSIONS = (4, 6)
+LEFT_OPEN = 5
+
+
+@dataclass(frozen=True)
+class Everything:
+    """One capture of all the traffic there is, and what was done."""
+
+    log: Log
+    net: Net
+    tcp: dict[int, Done]
+    udp: dict[int, Done]
+    corked: dict[int, Done]
+    urgent: Done
+    reset: Done
+    again: Done
+    mapped: Done
+    left_by: int
+
+
+@contextmanager
+def play_everything(
+    folder: Path, kinds: str = "", corked: bool = False
+) -> Iterator[Everything]:
+    """kinds: the ways to attach. corked: also what only kernels with functions to hang on tell."""
+    with workload.open_net() as net, logging(folder, "network", kinds=kinds) as running:
+        tcp = {version: workload.run_tcp(net, version) for version in VERSIONS}
+        udp = {version: workload.run_udp(net, version) for version in VERSIONS}
+        pieces = {version: workload.run_corked(net, version) for version in VERSIONS if corked}
+        for version in VERSIONS:
+            workload.run_echoes(net, version)
+            workload.run_refused(net, version)
+        urgent, reset = workload.run_urgent(net), workload.run_reset(net)
+        again, mapped = workload.run_again(net), workload.run_mapped(net)
+        left_by = workload.run_left_open(LEFT_OPEN)
+        log = running.finish()
+        yield Everything(log, net, tcp, udp, pieces, urgent, reset, again, mapped, left_by)
 
 
 def of_flows(log: Log, event: str, done: Done, side: str = "") -> list[Record]:

@@ -197,11 +197,7 @@ def test_a_capture_that_dies_is_started_again(daemon: Daemon, space: Space) -> N
         pid = daemon.status()["calls"]["pid"]
         os.kill(pid, signal.SIGKILL)
         daemon.says("capture calls ended by SIGKILL; it is started again in 0 s")
-        wait_until(
-            lambda: daemon.status()["calls"]["pid"] not in {pid, None}
-            and daemon.status()["calls"]["state"] == "is attached",
-            "it is attached again", 20,
-        )  # fmt: skip
+        daemon.replaced(pid)
         daemon.says("of a capture that was killed")
         flood.advance(1000)
         flood.halt()

@@ -21,8 +21,10 @@ import pytest
 import tcpkmon
 from tcpkmon.collector.lab.counters import losing
 from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.formats.analysis import open_log
 from tcpkmon.formats.base.control import EXISTING, End, Trigger
-from tests.live.capturing import Pair, connected, within
+from tcpkmon.formats.registry import format_of
+from tests.live.capturing import Pair, connected, receive, within
 from tests.live.faults import (
     COUNTED,
     TCPKMON,
@@ -62,7 +64,7 @@ def talking(pair: Pair) -> Iterator[None]:
 
 def dumps(folder: Path) -> list[Path]:
     """The files that have their names."""
-    return sorted(folder.glob("*.pm"))
+    return sorted([*folder.glob("*.pm"), *folder.glob("*.klog")])
 
 
 def recorder(folder: Path, *arguments: str) -> Collector:
@@ -224,6 +226,47 @@ def test_what_is_evicted_and_what_is_written_are_all_records(lab: Lab, tmp_path:
     held = sum(row["in_file"] for row in rows if row["location"] != EXISTING)
     assert report["evicted"] > 100
     assert report["evicted"] + held == int(passed[1].replace(",", ""))
+
+
+def test_all_calls_are_in_dumps_of_logs_or_evicted(lab: Lab, tmp_path: Path) -> None:
+    folder, made = tmp_path / "dumps", 0
+
+    def send(count: int) -> None:
+        nonlocal made
+        made += count
+        for _ in range(count):
+            pair.client.send(b"x")
+        receive(pair.server, count)
+
+    options = ("--record-last", "1s", "--after", "300ms", "--dumps-per-hour", "1", "--no-existing")
+    with connected(lab) as pair, recorder(
+        folder, "--format", "klogger", *within(lab), "--locations", "SEND_CALL,STATE_CHANGE",
+        *options, "--on", f"send_call and rport == {pair.server_port}",
+    ).ready() as one:  # fmt: skip
+        assert not dumps(folder)
+        send(100)
+        await_dumps(folder, 1)
+        send(1000)
+        time.sleep(2.5)
+        send(77)
+        one.send(signal.SIGUSR2)
+        await_dumps(folder, 2)
+        assert one.finish().code == 0
+    reports = [format_of(path).verify(path)[-1] for path in dumps(folder)]
+    for report in reports:
+        assert not report.problems and report.exit_code == 0, report.problems
+        assert report.window[0].startswith("complete from"), report.window
+        assert report.end_reason == "dumped"
+    first, second = reports
+    assert 0 < first.totals.in_file <= 100 and first.evicted == 0
+    assert second.evicted >= 1000 and second.totals.in_file >= 77
+    assert second.evicted + second.totals.in_file == made
+    assert "asked for by SIGUSR2" in second.window[1]
+    with open_log(dumps(folder)[0]) as log:
+        fired = next(iter(log.choose("TRIGGER")))
+        assert fired["number"] == 1 and fired["count"] >= 1
+        assert 0 <= fired["told_ns"] - fired["mono_ns"] < 100 * MS
+        assert sum(1 for event in log.choose("SNAPSHOT")) == first.totals.in_file
 
 
 def test_a_loss_in_the_window_is_told_and_one_before_it_is_not(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,10 @@ from tcpkmon.collector.plan.columns import SCHEMATA
 from tcpkmon.formats.schema import Schema, enabled_events, load
 from tests.live import network_checks as checks
 from tests.live import network_workload as workload
-from tests.live.network_workload import Done, Net
-from tests.live.schema_logs import Log, logging
+from tests.live.network_checks import LEFT_OPEN, VERSIONS, Everything
+from tests.live.schema_logs import logging
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/schema-network.md"
-LEFT_OPEN = 5
-VERSIONS = (4, 6)
 # The HOWTO's list, section 7.4.
 EVENTS = {
     "socket": "CREATE CLOSE ASSIGNADDR LISTEN ACCEPT WRITE RECEIVE",
@@ -67,34 +65,10 @@ def test_each_level_holds_those_above_it(schema: Schema) -> None:
     assert [event.name for event in enabled_events(schema)] == recorded
 
 
-@dataclass(frozen=True)
-class Everything:
-    """One capture of all the traffic there is, and what was done."""
-
-    log: Log
-    net: Net
-    tcp: dict[int, Done]
-    udp: dict[int, Done]
-    urgent: Done
-    reset: Done
-    again: Done
-    mapped: Done
-    left_by: int
-
-
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everything]:
-    folder = tmp_path_factory.mktemp("network") / "log"
-    with workload.open_net() as net, logging(folder, "network") as running:
-        tcp = {version: workload.run_tcp(net, version) for version in VERSIONS}
-        udp = {version: workload.run_udp(net, version) for version in VERSIONS}
-        for version in VERSIONS:
-            workload.run_echoes(net, version)
-            workload.run_refused(net, version)
-        urgent, reset = workload.run_urgent(net), workload.run_reset(net)
-        again, mapped = workload.run_again(net), workload.run_mapped(net)
-        left_by = workload.run_left_open(LEFT_OPEN)
-        yield Everything(running.finish(), net, tcp, udp, urgent, reset, again, mapped, left_by)
+    with checks.play_everything(tmp_path_factory.mktemp("network") / "log") as played:
+        yield played
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -47,11 +47,7 @@ def kill_worker(daemon: Daemon, name: str = "calls") -> float:
     pid = daemon.status()[name]["pid"]
     os.kill(pid, signal.SIGKILL)
     began_s = time.monotonic()
-    wait_until(
-        lambda: daemon.status()[name]["pid"] not in {pid, None}
-        and daemon.status()[name]["state"] == "is attached",
-        f"it goes on: {daemon.stderr}", 40, 0.01,
-    )  # fmt: skip
+    daemon.replaced(pid, name)
     return time.monotonic() - began_s
 
 
@@ -265,11 +261,7 @@ def test_who_is_killed_while_another_relieves_it(
         daemon.process.send_signal(signal.SIGHUP)
         time.sleep(wait_s)
         os.kill(pid, signal.SIGKILL)
-        wait_until(
-            lambda: daemon.status()["calls"]["pid"] not in {pid, None}
-            and daemon.status()["calls"]["state"] == "is attached",
-            f"another relieves it: {daemon.stderr}", 40, 0.01,
-        )  # fmt: skip
+        daemon.replaced(pid)
         flood.advance(5_000)
         made = flood.halt()
         assert daemon.finish().code == 0
@@ -311,10 +303,7 @@ def test_who_goes_on_tells_whose_the_groups_are(daemon: Daemon, file_format: str
         pid = daemon.status()["calls"]["pid"]
         os.kill(pid, signal.SIGKILL)
         work("meanwhile")
-        wait_until(
-            lambda: daemon.status()["calls"]["pid"] not in {pid, None}
-            and daemon.status()["calls"]["state"] == "is attached", "it goes on", 40, 0.01,
-        )  # fmt: skip
+        daemon.replaced(pid)
         work("after")
         assert daemon.finish().code == 0
     assert "starts anew" not in daemon.stderr

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -14,62 +12,32 @@ from tcpkmon.collector.plan.columns import SCHEMATA
 from tcpkmon.formats.schema import enabled_events, load
 from tests.live import network_checks as checks
 from tests.live import network_workload as workload
-from tests.live.network_workload import Done, Net
-from tests.live.schema_logs import Log, logging
+from tests.live.network_checks import LEFT_OPEN, VERSIONS, Everything
 
 # What a user gets; and what is left where BTF tracepoints and trampolines are missing.
 WAYS = {"best": "", "untyped": "raw,kprobe"}
-VERSIONS = (4, 6)
-LEFT_OPEN = 5
 CORKED = "UDP_PUSHPENDINGFRAMES UDP_FLUSHPENDINGFRAMES IP_PUSHPENDINGFRAMES IP_FLUSHPENDINGFRAMES"
-
-
-@dataclass(frozen=True)
-class Everything:
-    """A capture by one kind of ways, and what was done meanwhile."""
-
-    log: Log
-    net: Net
-    tcp: dict[int, Done]
-    udp: dict[int, Done]
-    corked: dict[int, Done]
-    urgent: Done
-    reset: Done
-    again: Done
-    mapped: Done
-    left_by: int
-
-    def needs(self, *events: str) -> None:
-        """Skips the test where the kernel has no place for one of these."""
-        for event in events:
-            if event not in self.log.ways:
-                pytest.skip(f"{event} has no place on this kernel")
 
 
 @pytest.fixture(scope="module", params=WAYS)
 def everything(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Everything]:
-    folder = Path(tmp_path_factory.mktemp("network")) / "log"
-    kinds = WAYS[request.param]
-    with workload.open_net() as net, logging(folder, "network", kinds=kinds) as running:
-        tcp = {version: workload.run_tcp(net, version) for version in VERSIONS}
-        udp = {version: workload.run_udp(net, version) for version in VERSIONS}
-        corked = {version: workload.run_corked(net, version) for version in VERSIONS}
-        for version in VERSIONS:
-            workload.run_echoes(net, version)
-            workload.run_refused(net, version)
-        urgent, reset = workload.run_urgent(net), workload.run_reset(net)
-        again, mapped = workload.run_again(net), workload.run_mapped(net)
-        left_by = workload.run_left_open(LEFT_OPEN)
-        yield Everything(
-            running.finish(), net, tcp, udp, corked, urgent, reset, again, mapped, left_by
-        )
+    folder = tmp_path_factory.mktemp("network") / "log"
+    with checks.play_everything(folder, WAYS[request.param], corked=True) as played:
+        yield played
+
+
+def needs(everything: Everything, *events: str) -> None:
+    """Skips the test where the kernel has no place for one of these."""
+    for event in events:
+        if event not in everything.log.ways:
+            pytest.skip(f"{event} has no place on this kernel")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_tcp(everything: Everything, version: int) -> None:
-    everything.needs("TCP_SEND", "TCP_RECEIVE")
+    needs(everything, "TCP_SEND", "TCP_RECEIVE")
     checks.check_tcp(everything.log, everything.net, version, everything.tcp[version])
 
 
@@ -84,19 +52,19 @@ def test_resets_and_urgent_data(everything: Everything) -> None:
     checks.check_reset(everything.log, everything.reset)
     checks.check_again(everything.log, everything.again)
     checks.check_mapped(everything.log, everything.net, everything.mapped)
-    everything.needs("TCP_RECV_URGENTDATA")
+    needs(everything, "TCP_RECV_URGENTDATA")
     checks.check_urgent(everything.log, everything.urgent)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_udp(everything: Everything, version: int) -> None:
-    everything.needs("UDP_SEND", "UDP_RECEIVE", "UDP_QUEUESOCKETBUFFER")
+    needs(everything, "UDP_SEND", "UDP_RECEIVE", "UDP_QUEUESOCKETBUFFER")
     checks.check_udp(everything.log, everything.net, version, everything.udp[version])
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_frames_that_wait_are_pushed_or_flushed(everything: Everything, version: int) -> None:
-    everything.needs(*CORKED.split())
+    needs(everything, *CORKED.split())
     checks.check_corked(everything.log, version, everything.corked[version])
 
 
@@ -108,7 +76,7 @@ def test_icmp(everything: Everything, version: int) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_icmp_that_is_pushed(everything: Everything, version: int) -> None:
-    everything.needs("ICMP_PUSHPENDINGFRAMES", "IP_PUSHPENDINGFRAMES")
+    needs(everything, "ICMP_PUSHPENDINGFRAMES", "IP_PUSHPENDINGFRAMES")
     checks.check_icmp_pushes(everything.log, version)
 
 
