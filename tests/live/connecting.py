@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run as a program by test_many_connections.py: opens and closes counted connections, both ends.
+"""Run as a program by Program of test_many_connections.py: opens and closes counted connections.
 
     python connecting.py   <- lines, -> "PORT" at the start and "done" for each line:
     hold N      opens N connections and keeps them
     churn N     N short ones: half end in order, half by a reset, and these have all the same ports
+    work        one more has a request and its answer 1,000 times a second, from then on
     leave       closes what is held, and the listener
 """
 
@@ -13,6 +14,8 @@ import os
 import socket
 import struct
 import sys
+import threading
+import time
 from typing import NoReturn
 
 _RESET = struct.pack("ii", 1, 0)
@@ -76,6 +79,18 @@ class Ends:
             if not resets:
                 server.recv(1)
             server.close()
+
+    def work(self) -> None:
+        client, server = self.connect(0)
+
+        def exchange() -> None:
+            while True:
+                client.sendall(b"?")
+                server.sendall(server.recv(1))
+                client.recv(1)
+                time.sleep(0.001)
+
+        threading.Thread(target=exchange, daemon=True).start()
 
     def leave(self) -> None:
         os.close(self._leave)

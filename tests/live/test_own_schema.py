@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.live.schema_logs import make_schema
+
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 200
 
@@ -108,12 +110,9 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     """A schema that uses what the guide tells of, in a folder that only root can write."""
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    for name, text in (("mine.conf", CONF), ("mine.bpf.c", TEXT), ("mine.h", "#define MINE 42\n")):
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o644)
-    folder.chmod(0o755)
+    folder = make_schema(tmp_path / "mine", CONF, TEXT)
+    (folder / "mine.h").write_text("#define MINE 42\n")
+    (folder / "mine.h").chmod(0o644)
     return folder
 
 

@@ -19,6 +19,7 @@ import pytest
 from tcpkmon.formats.registry import format_of
 from tests.live.capturing import ROOT, WAIT_S
 from tests.live.faults import FULL, wait_until
+from tests.live.test_many_connections import Program
 
 CONNECTIONS = 100_000 if FULL else 2_000
 MOST_S = 5.0 if FULL else 1.0
@@ -53,15 +54,16 @@ collect.main()
 
 @contextmanager
 def held(count: int) -> Iterator[subprocess.Popen[str]]:
-    """Connections in a namespace of their own, by holding.py."""
-    command = 'ip link set lo up && exec "$0" tests/live/holding.py "$1"'
-    words = ["unshare", "--net", "sh", "-c", command, sys.executable, str(count)]
+    """Connections in a namespace of their own, of which one more is at work."""
+    command = 'ip link set lo up && exec "$0" tests/live/connecting.py'
+    words = ["unshare", "--net", "sh", "-c", command, sys.executable]
     process = subprocess.Popen(
         words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "open\n"
+        program = Program(process)
+        program.do(f"hold {count}")
+        program.do("work")
         yield process
     finally:
         process.communicate()

@@ -13,13 +13,13 @@ from tcpkmon.collector.control.client import Client, Collector
 from tcpkmon.collector.linux.syscalls import online_cpus
 from tcpkmon.formats.klogger.reader import LogReader
 from tests.live.capturing import ROOT, capturing, wait_until
+from tests.live.schema_logs import make_schema
 
-SCHEMA = {
-    "mine.conf": "event LEFT { ulonglong faults }\narch any { counter1 page_faults; }\n",
-    "mine.bpf.c": '#include "klogger.h"\n'
-    'PROBE(switched, "LEFT", "btf:sched_switch raw:sched_switch")\n'
-    "{ klogger(LEFT, klogger_get_page_faults_ll()); }\n",
-}
+CONF = "event LEFT { ulonglong faults }\narch any { counter1 page_faults; }\n"
+TEXT = """#include "klogger.h"
+PROBE(switched, "LEFT", "btf:sched_switch raw:sched_switch")
+{ klogger(LEFT, klogger_get_page_faults_ll()); }
+"""
 # The last CPU comes online before the file begins, and gets no ring; CPU 0 gets no counters.
 DRIVER = """
 import errno, os, sys
@@ -65,10 +65,7 @@ def errors_of(running: subprocess.Popen[str]) -> str:
 
 
 def test_what_is_refused_is_told(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir(mode=0o755)
-    for name, text in SCHEMA.items():
-        (folder / name).write_text(text)
+    folder = make_schema(tmp_path / "mine", CONF, TEXT)
     last = online_cpus()[-1]
     log = tmp_path / "log"
     running = subprocess.Popen(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tcpkmon.formats.klogger.describe import IN_HEAD
+from tests.live.schema_logs import make_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 120
@@ -49,14 +50,7 @@ FLOOD = "import ctypes, sys; c = ctypes.CDLL(None).getppid; [c() for _ in range(
 
 @pytest.fixture
 def schema(tmp_path: Path) -> Path:
-    folder = tmp_path / "calls"
-    folder.mkdir()
-    (folder / "calls.conf").write_text(CONF)
-    (folder / "calls.bpf.c").write_text(TEXT)
-    os.chmod(folder, 0o755)
-    for file in folder.iterdir():
-        os.chmod(file, 0o644)
-    return folder
+    return make_schema(tmp_path / "calls", CONF, TEXT)
 
 
 def collect(*arguments: object, code: int = 0) -> str:

@@ -16,7 +16,7 @@ from tcpkmon.formats.schema import Schema, enabled_events, load
 from tests.live import network_checks as checks
 from tests.live import network_workload as workload
 from tests.live.network_checks import LEFT_OPEN, VERSIONS, Everything
-from tests.live.schema_logs import logging
+from tests.live.schema_logs import logging, make_schema
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/schema-network.md"
 # The HOWTO's list, section 7.4.
@@ -166,17 +166,10 @@ def test_each_event_has_a_place_or_is_told_to_have_none(everything: Everything) 
 
 def test_at_the_top_level_an_address_is_one_event(tmp_path: Path) -> None:
     """The HOWTO: SOCKET_BIND and SOCKET_CONNECT replace SOCKET_ASSIGNADDR below it."""
-    folder = tmp_path / "top"
-    folder.mkdir(mode=0o755)
-    text = (SCHEMATA / "network.conf").read_text()
-    assert text.count("using ip\n") == 1
-    files = {
-        "top.conf": text.replace("using ip\n", "using socket\n"),
-        "top.bpf.c": (SCHEMATA / "network.bpf.c").read_text(),
-    }
-    for name, content in files.items():
-        (folder / name).write_text(content)
-        (folder / name).chmod(0o644)
+    conf = (SCHEMATA / "network.conf").read_text()
+    assert conf.count("using ip\n") == 1
+    conf = conf.replace("using ip\n", "using socket\n")
+    folder = make_schema(tmp_path / "top", conf, (SCHEMATA / "network.bpf.c").read_text())
     with workload.open_net() as net, logging(tmp_path / "log", str(folder)) as running:
         tcp, udp = workload.run_tcp(net, 4), workload.run_udp(net, 6)
         log = running.finish()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.capturing import ROOT
-from tests.live.schema_logs import Log, logging
+from tests.live.schema_logs import Log, logging, make_schema
 
 TIMES = 50
 OPTION = 0x6B6C6F67
@@ -122,13 +122,7 @@ for number in range(int(sys.argv[1])):
 
 
 def test_any_schema_may_use_it(tmp_path: Path) -> None:
-    folder = tmp_path / "timed"
-    folder.mkdir()
-    (folder / "timed.conf").write_text(CONF)
-    (folder / "timed.bpf.c").write_text(TEXT)
-    # What others may write to is refused, whatever the umask.
-    for path in (folder, *folder.iterdir()):
-        path.chmod(0o755)
+    folder = make_schema(tmp_path / "timed", CONF, TEXT)
     with logging(tmp_path / "log", "stopwatch", str(folder)) as running:
         process = subprocess.Popen([sys.executable, "-c", RENAMER, str(TIMES)])
         assert process.wait() == 0

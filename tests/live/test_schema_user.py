@@ -16,7 +16,7 @@ import pytest
 from tcpkmon.collector.commands.probe import USER_OPTION
 from tests.live.capturing import ROOT
 from tests.live.faults import as_nobody
-from tests.live.schema_logs import logging
+from tests.live.schema_logs import logging, make_schema
 
 NOBODY = 65534
 PAGE = (ROOT / "docs" / "schema-user.md").read_text()
@@ -91,13 +91,9 @@ def test_the_programs_of_the_page_log(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_where_only_system_calls_are_seen(tmp_path: Path) -> None:
     """As on kernels without the tracepoint and without probes of functions."""
-    folder = tmp_path / "user"
-    folder.mkdir()
-    for name in ("user.conf", "user.bpf.c"):
-        text = (ROOT / "bpf" / "schemata" / name).read_text()
-        (folder / name).write_text(re.sub(r'"btf:task_prctl.*"', '"raw:sys_enter"', text))
-    for path in (folder, *folder.iterdir()):
-        path.chmod(0o755)
+    conf, text = ((ROOT / f"bpf/schemata/user.{end}").read_text() for end in ("conf", "bpf.c"))
+    text = re.sub(r'"btf:task_prctl.*"', '"raw:sys_enter"', text)
+    folder = make_schema(tmp_path / "user", conf, text)
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     with logging(tmp_path / "log", str(folder)) as running:
         process = subprocess.Popen([sys.executable, "-c", program])

@@ -82,14 +82,16 @@ def calls_in(paths: list[Path]) -> np.ndarray:
 @pytest.mark.parametrize("every", ["1h", "1s"] if FULL else ["1s"])
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_no_record_is_missing(
-    daemon: Daemon, space: Space, own_schema: Path, every: str, number: int, file_format: str
+    daemon: Daemon, space: Space, tmp_path: Path, every: str, number: int, file_format: str
 ) -> None:
     """extended: a PSC file of a schema that extends tcp."""
     with Flood(space) as flood:
         text = CAPTURE.format(space=space.path, port=flood.port)
         if file_format == "extended":
-            for path in (ROOT / "docs/examples/wakeups").iterdir():
-                shutil.copy(path, own_schema)
+            own_schema = tmp_path / "mine"
+            shutil.copytree(ROOT / "docs/examples/wakeups", own_schema)
+            for path in (own_schema, *own_schema.iterdir()):
+                path.chmod(0o755)
             text = text.replace('"RECEIVE_CALL"', '"RECEIVE_CALL", "DATA_READY"').replace(
                 '"classic"', '"classic", "pmtu"'
             )
