@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 
 from tcpkmon.formats.analysis.why import Snapshots
-from tcpkmon.formats.base import control
-from tcpkmon.formats.psc.columns import Column, entry_dtype
-from tcpkmon.formats.psc.header import encode_header, writer_header
-from tests.unit.captures import columns_for
+from tests.unit.captures import Plain
 from tests.unit.why_capture import DEFAULT
 
 MS = 1_000_000
@@ -134,34 +131,22 @@ def snapshots(*sockets: Socket, acks: bool = False) -> Snapshots:
                      np.array([row["lost"] for row in rows], np.int64))  # fmt: skip
 
 
-def entries_of(*sockets: Socket) -> tuple[Any, Any, int]:
-    """Entries of the default columns, their columns and their size."""
-    piece = snapshots(*sockets)
-    columns, size = columns_for(DEFAULT)
-    columns = tuple(
-        Column(one.name, one.offset, one.length,
-               flags=one.flags if one.name not in ("laddr", "raddr") else 0)
-        for one in columns
-    )  # fmt: skip
-    rows = np.zeros(len(piece), entry_dtype(columns, size, "<"))
+def entries_of(*sockets: Socket) -> tuple[Any, Plain]:
+    """Entries of the default columns, and the file that they are for."""
+    piece, plain = snapshots(*sockets), Plain(DEFAULT)
+    rows = np.zeros(len(piece), plain.dtype)
     for name in rows.dtype.names or ():
         if name in piece.columns:
             rows[name] = piece[name]
     rows["seq"] = rows["seq_no"] = np.arange(len(rows)) + 2 + piece.lost
     rows["time_ns"] = piece.times_ns
-    return rows, columns, size
+    return rows, plain
 
 
 def write_requests(path: Path, *sockets: Socket, locations: Any = None,
                    clock: tuple[int, int, int] | None = None) -> Path:  # fmt: skip
     """A PSC file of them. locations: as its header has them; CALLS. clock: of its header."""
-    rows, columns, size = entries_of(*sockets)
-    header = writer_header(columns, size, mods=3, version="tcpkmon", mclsize=4096, host="unit",
-                           kernel="6.1.0 test", clock=clock,
-                           settings={"locations": locations or CALLS})  # fmt: skip
-    lost = int(rows["seq"][-1]) - len(rows) - 1
-    end = control.encode_many([control.End(0, len(rows), lost, 0)], rows.dtype)
-    end["seq"], end["time_ns"] = rows["seq"][-1] + 1, rows["time_ns"][-1] + 1
-    start = control.encode_many([control.Start(0, 0, 1, 1, 2)], rows.dtype)
-    path.write_bytes(encode_header(header) + start.tobytes() + rows.tobytes() + end.tobytes())
-    return path
+    rows, plain = entries_of(*sockets)
+    last = int(rows["seq"][-1])
+    return plain.write(path, [rows], last - len(rows) - 1, last, rows["time_ns"][-1] + 1,
+                       clock=clock, settings={"locations": locations or CALLS})  # fmt: skip

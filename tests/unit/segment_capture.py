@@ -11,11 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tcpkmon.formats.base import control
 from tcpkmon.formats.packets.blocks import RAW_IP, enhanced, interface, option, section, text_option
-from tcpkmon.formats.psc.columns import Column, entry_dtype
-from tcpkmon.formats.psc.header import encode_header, writer_header
-from tests.unit.captures import columns_for
+from tests.unit.captures import Plain
 from tests.unit.why_capture import DEFAULT
 
 REAL_NS = 1_700_000_000_000_000_000
@@ -41,32 +38,12 @@ def write(
     lose: the numbers of records that are missing, from 0. leave: a column that is left out.
     """
     further = {name: width for name, width in (DEFAULT | FURTHER).items() if name != leave}
-    columns, size = columns_for(further)
-    columns = tuple(
-        Column(one.name, one.offset, one.length,
-               flags=one.flags if one.name not in ("laddr", "raddr") else 0)
-        for one in columns
-    )  # fmt: skip
-    dtype = entry_dtype(columns, size, "<")
+    plain = Plain(further)
     locations = {"SEGMENT_RECEIVED": [], "RETRANSMIT": []} | ({"TRANSMIT": []} if transmit else {})
-    header = writer_header(columns, size, mods=3, version="tcpkmon", mclsize=4096, host="unit\x1b",
-                           clock=(MONO_NS, REAL_NS, 0), kernel="6.1.0 test",
-                           settings={"locations": locations})  # fmt: skip
-    lost = set(lose)
-    with path.open("wb") as out:
-        out.write(encode_header(header))
-        start = control.encode_many([control.Start(0, 0, 1, 1, 2)], dtype)
-        start["seq"] = 1
-        out.write(start.tobytes())
-        count = 0
-        for number, record in enumerate(records):
-            count += 1
-            if number not in lost:
-                out.write(_row(number, record, dtype).tobytes())
-        end = control.encode_many([control.End(0, count, len(lost), 0)], dtype)
-        end["seq"] = count + 2
-        out.write(end.tobytes())
-    return path
+    lost, every = set(lose), list(records)
+    rows = (_row(n, one, plain.dtype) for n, one in enumerate(every) if n not in lost)
+    return plain.write(path, rows, len(lost), len(every) + 1, host="unit\x1b",
+                       clock=(MONO_NS, REAL_NS, 0), settings={"locations": locations})  # fmt: skip
 
 
 def _row(number: int, record: dict[str, Any], dtype: np.dtype[Any]) -> Any:

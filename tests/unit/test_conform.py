@@ -16,13 +16,10 @@ from tcpkmon.formats.analysis.check.capture import Capture
 from tcpkmon.formats.analysis.check.span import Proof
 from tcpkmon.formats.analysis.conform import RULES, Verdicts, conform
 from tcpkmon.formats.analysis.why import Source
-from tcpkmon.formats.base import control
 from tcpkmon.formats.commands import proof
 from tcpkmon.formats.commands.conform import command
-from tcpkmon.formats.psc.columns import Column, entry_dtype
-from tcpkmon.formats.psc.header import encode_header, writer_header
 from tests.truth.conform.matrix import PAGE, rules_table
-from tests.unit.captures import columns_for
+from tests.unit.captures import Plain
 from tests.unit.why_capture import CLOCK, DEFAULT
 
 FURTHER = DEFAULT | dict.fromkeys(
@@ -82,18 +79,10 @@ def write(
     leave_out: tuple[str, ...] = (), flows: int = 1, when_changed: tuple[str, ...] = (),
 ) -> Path:  # fmt: skip
     """A capture of these records of a connection. lose: the one before the last is missing."""
-    made, size = columns_for({k: v for k, v in FURTHER.items() if k not in leave_out})
-    raw = ("laddr", "raddr", "ca_name")
-    columns = tuple(
-        Column(one.name, one.offset, one.length, flags=0 if one.name in raw else one.flags)
-        for one in made
-    )
-    dtype = entry_dtype(columns, size, "<")
+    plain = Plain({name: size for name, size in FURTHER.items() if name not in leave_out})
     settings = {"locations": LOCATIONS, "when_changed": list(when_changed)}
     settings |= {"unseen": unseen} if unseen else {}
-    header = writer_header(columns, size, mods=3, version="tcpkmon", mclsize=4096, host="unit",
-                           clock=CLOCK, kernel="6.1.0 test", settings=settings)  # fmt: skip
-    rows = np.zeros(len(records) * flows, dtype)
+    rows = np.zeros(len(records) * flows, plain.dtype)
     for at, values in enumerate(one for one in records for _ in range(flows)):
         for name, value in (CALM | values).items():
             if name not in leave_out:
@@ -102,11 +91,7 @@ def write(
     rows["conn_id"], rows["lport"], rows["rport"] = count % flows + 1, 5001 + count % flows, 80
     rows["seq"] = rows["seq_no"] = count + 2 + (lose & (count == len(rows) - 1))
     rows["serial"], rows["time_ns"] = count + 1, (count // flows + 1) * 1000
-    start = control.encode_many([control.Start(0, 0, 1, 1, 2)], dtype)
-    end = control.encode_many([control.End(0, len(rows), int(lose), 0)], dtype)
-    start["seq"], end["seq"] = 1, rows["seq"][-1] + 1
-    path.write_bytes(b"".join((encode_header(header), *(x.tobytes() for x in (start, rows, end)))))
-    return path
+    return plain.write(path, [rows], int(lose), rows["seq"][-1], clock=CLOCK, settings=settings)
 
 
 def judge(path: Path) -> Verdicts:

@@ -497,7 +497,10 @@ def test_a_connection_can_be_chosen(tmp_path: Path) -> None:
 
 
 def test_a_condition_chooses_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(write_requests(tmp_path / "a.pm", client(), server(think=30, count=2)))
+    ends = client(), server(think=30, count=2)
+    for row in ends[0].rows + ends[1].rows:
+        row["lost"] = 1  # before all of them
+    path = str(write_requests(tmp_path / "a.pm", *ends))
 
     def told(where: str) -> tuple[int, str]:
         code = run(command, prog="tcpkmon requests", args=[path, "-n", "0", "--where", where])

@@ -444,7 +444,7 @@ def test_connections_whose_end_was_lost_make_room(
 
 
 def test_requests_are_counted_where_calls_are_recorded() -> None:
-    entries, _, _ = entries_of(client(think=400), server(think=400))
+    entries, _ = entries_of(client(think=400), server(think=400))
     quiet = Watching(entries.dtype, AT)
     quiet.add(entries)  # nobody asked
     assert "requests" not in quiet.metrics()

@@ -30,7 +30,7 @@ def counted(entries: Any, **how: Any) -> dict[str, Any]:
 
 def test_requests_with_a_lost_record_are_not_counted() -> None:
     """By the LOSS entries of a file, or by the gaps in a log's serials."""
-    entries, _, _ = entries_of(client(think=400))
+    entries, _ = entries_of(client(think=400))
     assert sum(counted(entries)["think"]["client"]["counts"]) == 3
     middle = int(np.searchsorted(entries["time_ns"], 600_000_000))
     loss = encode_many([Loss(0, 7, 5 << 32, 2)], entries.dtype)
@@ -53,7 +53,7 @@ def test_calls_that_are_recorded_as_they_begin_are_not_taken_for_exact() -> None
         one.put(now + 401, 10, callvalue=4000)
         one.read = one.arrived
     one.close(1500)
-    entries, _, _ = entries_of(one)
+    entries, _ = entries_of(one)
     ends, begins = ({"SEND_CALL": way, "RECEIVE_CALL": way} for way in ("fexit", "kprobe"))
     cutter = Exchanges(has_calls=True, at_entry=True)
     rows = np.concatenate([cutter.add(snapshots(one)), cutter.finish()])

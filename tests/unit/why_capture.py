@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.base import control
-from tcpkmon.formats.psc.columns import FLAG_INT_NET, Column, entry_dtype
-from tcpkmon.formats.psc.header import encode_header, writer_header
-from tests.unit.captures import columns_for
+from tests.unit.captures import Plain
 
 DEFAULT = {
     "seq": 8, "time_ns": 8, "serial": 8, "conn_id": 8, "laddr": 16, "raddr": 16, "pacing_rate": 8,
@@ -38,32 +35,17 @@ def write_capture(
 
     lose: the records that are missing. receiver: with what tells a receiver's waits.
     """
-    columns, size = columns_for(DEFAULT | ({"rcv_rtt_us": 4} if receiver else {}))
-    columns = tuple(
-        Column(one.name, one.offset, one.length,
-               flags=one.flags if one.name not in ("laddr", "raddr") else 0)
-        for one in columns
-    )  # fmt: skip
-    assert FLAG_INT_NET
-    dtype = entry_dtype(columns, size, "<")
-    header = writer_header(columns, size, mods=3, version="tcpkmon", mclsize=4096, host="unit",
-                           clock=CLOCK, kernel="6.1.0 test",
-                           settings={"locations": [1]})  # fmt: skip
-    with path.open("wb") as out:
-        out.write(encode_header(header))
-        start = control.encode_many([control.Start(0, 0, 1, 1, 2)], dtype)
-        start["seq"] = 1
-        out.write(start.tobytes())
+    plain = Plain(DEFAULT | ({"rcv_rtt_us": 4} if receiver else {}))
+
+    def pieces() -> Iterator[NDArray[Any]]:
         for low in range(0, records, _PIECE):
-            rows = _rows(np.arange(low, min(low + _PIECE, records)), flows, mean, dtype)
+            rows = _rows(np.arange(low, min(low + _PIECE, records)), flows, mean, plain.dtype)
             if receiver:
                 rows["rcv_rtt_us"], rows["seg_seq"] = 1000, rows["rcv_nxt"]
-            kept = rows[[n not in lose for n in range(low, low + len(rows))]] if lose else rows
-            out.write(kept.tobytes())
-        end = control.encode_many([control.End(0, records, len(lose), 0)], dtype)
-        end["seq"], end["time_ns"] = records + 2, records * 1000
-        out.write(end.tobytes())
-    return path
+            yield rows[[n not in lose for n in range(low, low + len(rows))]] if lose else rows
+
+    return plain.write(path, pieces(), len(lose), records + 1, records * 1000, clock=CLOCK,
+                       settings={"locations": [1]})  # fmt: skip
 
 
 def _rows(at: NDArray[Any], flows: int, mean: int, dtype: np.dtype[Any]) -> NDArray[Any]:
