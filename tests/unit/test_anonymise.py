@@ -55,7 +55,8 @@ from tests.unit.secret_captures import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT = sorted(one.name.removesuffix(".tar.xz") for one in (ROOT / "tests/kept").glob("*.tar.xz"))
+KEPT = sorted(one.name.removesuffix(".tar.xz") for one in (ROOT / "tests/kept").glob("*.tar.xz")
+              if not one.name.startswith("magnet-"))  # fmt: skip
 KEY = bytes([
     21, 34, 23, 141, 51, 164, 207, 128, 19, 10, 91, 22, 73, 144, 125, 16,
     216, 152, 143, 131, 121, 121, 101, 39, 98, 87, 76, 45, 42, 132, 34, 2,

@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 
 from tcpkmon.formats.base import cli
-from tcpkmon.formats.commands import decode as decoding
 from tcpkmon.formats.commands import why
-from tcpkmon.formats.magnet.control import decode, encode_header, text_records
-from tcpkmon.formats.magnet.layout import NATIVE
 from tcpkmon.formats.registry import format_of
 from tests.kept.make import unpack
 from tests.unit.forging import PLACES, PscFile
@@ -101,15 +98,3 @@ def test_times_of_any_size_are_told(time_ns: int, tmp_path: Path) -> None:
     file.put("time_ns", times)
     path.write_bytes(file.encode())
     assert cli.run(why.command, ["-v", str(path)]) == 5
-
-
-def test_a_number_in_a_dumps_header_that_no_dump_has(tmp_path: Path) -> None:
-    unpack("magnet-recorded", tmp_path)
-    (path,) = tmp_path.rglob("*.magnet")
-    layout = NATIVE[True]
-    rows = layout.rows(path.read_bytes())
-    header = decode(rows[:1000], layout)
-    header["settings"]["segment"]["previous"]["last_seq"] = 1 << 70
-    at = (1 + text_records(int(rows["size"][0]), layout)) * layout.size
-    path.write_bytes(encode_header(header, layout) + path.read_bytes()[at:])
-    assert cli.run(decoding.command, ["--format", "csv", str(path.parent)]) == 5
