@@ -174,7 +174,7 @@ def test_an_archive_that_finds_no_room_is_an_error_in_words(tmp_path: Path) -> N
     ("make_writer", "own", "frees_kb"),
     [
         (Maker, ("location", LOCATION), range(0, 400, 8)),
-        (LogMaker, ("name", "PING"), range(0, 640, 32)),
+        (LogMaker, ("name", "PING"), range(0, 640, 64)),
     ],
     ids=["psc", "klogger"],
 )
