@@ -22,18 +22,9 @@ from tcpkmon.formats.base.segments import find_segments
 from tcpkmon.formats.commands.decode import command as decode
 from tcpkmon.formats.commands.export import command as export
 from tcpkmon.formats.registry import format_of
-from tcpkmon.formats.verify import Report, repair_folder, verify_log
+from tcpkmon.formats.verify import repair_folder, verify_log
 from tests.unit.makers import CPUS, LogMaker, make_logs
-
-
-def verify(folder: Path) -> tuple[Report, list[Report]]:
-    """The report of the chain, and those of its segments."""
-    *segments, chain = format_of(folder).verify(folder)
-    return chain, segments
-
-
-def whats(report: Report) -> str:
-    return "; ".join(problem.what for problem in report.problems)
+from tests.unit.test_chain import verify, whats
 
 
 def pings(folder: Path) -> list[int]:

@@ -35,6 +35,7 @@ from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import Report
 from tests.fuzz.targets import agree
 from tests.unit.makers import CPUS, LOCATION, WAIT_S, LogMaker, Maker
+from tests.unit.test_chain import whats
 
 S = 10**9
 KEEPING = Keeping(10.0, 1 << 20, 2.0, ("rto", "rst"), 3)
@@ -654,10 +655,6 @@ def verify_dumps(folder: Path) -> list[Report]:
     """Of each dump, that of all its logs."""
     found = [format_of(one.path(folder)).verify(one.path(folder)) for one in find_segments(folder)]
     return [reports[-1] for reports in found]
-
-
-def whats(report: Report) -> str:
-    return "; ".join(problem.what for problem in report.problems)
 
 
 def pings(folder: Path, number: int = 0) -> list[int]:
