@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tcpkmon.formats.analysis.why import Source
-from tcpkmon.formats.base.sequence import ahead_of
-from tcpkmon.formats.base.tcp import State
+from tcpkmon.formats.base.sequence import NO_NUMBER, ahead_of, has_numbers, unwrap
 from tcpkmon.formats.base.thinning import bins_of, starts_of
 from tcpkmon.formats.pmgraph.arrays import Array, Columns
 from tcpkmon.formats.pmgraph.downsample import Curve
@@ -86,30 +85,14 @@ class Sequence:
     has_transmit: bool = False
 
 
-class _Unwrapped:
-    """A 32-bit sequence number as int64, relative to the first one."""
-
-    def __init__(self) -> None:
-        self._last: int | None = None
-        self._at = 0
-
-    def of(self, values: Array) -> Array:
-        values = values.astype(np.uint32)
-        if self._last is None:
-            self._last = int(values[0])
-        before = np.r_[np.uint32(self._last), values[:-1]]
-        found: Array = self._at + np.cumsum(ahead_of(values, before), dtype=np.int64)
-        self._last, self._at = int(values[-1]), int(found[-1])
-        return found
-
-
 class Reading:
     """Reads one connection; chunk by chunk, in memory that depends on the bins."""
 
     def __init__(self, source: Source, limits: tuple[float, float], bins: int,
                  zoom: tuple[float, float] | None) -> None:  # fmt: skip
         self._codes, self._bins, self._zoom = source.location_codes(), bins, zoom
-        self._una, self._rcv = _Unwrapped(), _Unwrapped()
+        self._last = {name: np.array([NO_NUMBER]) for name in ("snd_una", "rcv_nxt")}
+        self._base: dict[str, int] = {}
         self._sent_to: int | None = None
         self._again = 0
         told = source.locations()
@@ -120,8 +103,7 @@ class Reading:
 
     def add(self, columns: Columns, times: Array) -> None:
         """Records in the order of the file; all columns have their length."""
-        state = np.where(self._is(columns, "STATE_CHANGE"), columns["callvalue"], columns["state"])
-        rows = np.flatnonzero((state != State.SYN_SENT) & (state != State.CLOSE))
+        rows = np.flatnonzero(has_numbers(columns))
         if not len(rows):
             return
         if len(rows) < len(times):
@@ -148,6 +130,12 @@ class Reading:
         found: Array = columns["location"] == self._codes.get(name, -1)
         return found
 
+    def _unwrapped(self, name: str, numbers: Array) -> Array:
+        """(n,) numbers of this column, at least one, as bytes since its first one."""
+        found = unwrap(numbers, self._last[name])
+        self._last[name] = found[-1:]
+        return found - self._base.setdefault(name, int(found[0]))
+
     def _put(self, name: str, times: Array, values: Array) -> None:
         curve = self.found.curves.get(name)
         if curve is None:
@@ -156,7 +144,7 @@ class Reading:
 
     def _add_sent(self, columns: Columns, times: Array) -> None:
         una32 = columns["snd_una"]
-        una = self._una.of(una32)
+        una = self._unwrapped("snd_una", una32)
         sent = una + ahead_of(columns["snd_max"], una32)
         self._put("acked", times, una)
         self._put("sent", times, sent)
@@ -193,7 +181,7 @@ class Reading:
 
     def _add_received(self, columns: Columns, times: Array) -> None:
         nxt32 = columns["rcv_nxt"]
-        nxt = self._rcv.of(nxt32)
+        nxt = self._unwrapped("rcv_nxt", nxt32)
         self._put("rcv_nxt", times, nxt)
         if "rcv_wnd" in columns:
             self._put("rcv_window", times, nxt + columns["rcv_wnd"])

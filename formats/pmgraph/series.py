@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tcpkmon.formats.base.errors import FileError
-from tcpkmon.formats.base.sequence import ahead
+from tcpkmon.formats.base.sequence import ahead, has_numbers, unwrap
 from tcpkmon.formats.base.thinning import bins_of
-from tcpkmon.formats.pmgraph.arrays import Array, Columns
+from tcpkmon.formats.pmgraph.arrays import Array, Columns, Mask
 from tcpkmon.formats.pmgraph.clock import Seconds
 from tcpkmon.formats.pmgraph.connections import Connection, read_chunks
 from tcpkmon.formats.pmgraph.downsample import Curve
@@ -41,21 +41,22 @@ class Unwrapper:
     """Converts 32-bit sequence numbers of one connection into bytes since its first one.
 
     Columns of the same direction have the same base, so that snd_max and snd_fack meet. Zero means
-    that the kernel had no number yet.
+    that the kernel had no number yet, unless the record's state says that it has one.
     """
 
     def __init__(self) -> None:
         self._base: dict[str, int] = {}
-        self._last: dict[str, tuple[int, int]] = {}
+        self._last: dict[str, int] = {}
 
-    def start(self, names: Sequence[str], columns: Columns, rows: Array) -> bool:
+    def start(self, names: Sequence[str], columns: Columns, rows: Array, numbered: Mask) -> bool:
         """Note the first number of each column; the earliest of a direction becomes its base.
 
-        rows: (n,) indices into the columns. Returns whether all columns have a first number.
+        rows: (n,) indices into the columns. numbered: of all rows, see numbered(). Returns whether
+        all columns have a first number.
         """
         first = {}
         for name in (name for name in names if name not in self._last):
-            known = np.flatnonzero(columns[name][rows])
+            known = np.flatnonzero((columns[name][rows] != 0) | numbered[rows])
             if len(known):
                 first[name] = int(columns[name][rows[known[0]]])
         for name, number in first.items():
@@ -63,25 +64,42 @@ class Unwrapper:
             if direction not in self._base:
                 rivals = [n for other, n in first.items() if SEQUENCES[other] == direction]
                 self._base[direction] = min(rivals, key=lambda rival: ahead(rival, number))
-            self._last[name] = (number, ahead(number, self._base[direction]))
+            base = self._base[direction]
+            self._last[name] = base + ahead(number, base)
         return all(name in self._last for name in names)
 
-    def known_points(self, one: Quantity, times: Array, values: Array) -> tuple[Array, Array]:
+    def known_points(
+        self, one: Quantity, times: Array, values: Array, numbered: Mask
+    ) -> tuple[Array, Array]:
         """Times and values of the records that have a value; sequence numbers relative to the base.
 
-        Records must follow those of the last call, and start() must have had them.
+        Records must follow those of the last call, and start() must have had them. numbered: of
+        these rows.
         """
         if one.missing is None:
             return times, values
-        known = np.flatnonzero(values != one.missing)
+        is_number = one.kind == "sequence"
+        known = np.flatnonzero((values != one.missing) | (numbered & is_number))
         times, values = times[known], values[known]
-        if one.kind == "sequence" and len(known):
-            last, at = self._last[one.name]
-            steps = np.diff(np.r_[np.uint32(last), values.astype(np.uint32)]).view(np.int32)
-            last = int(values[-1])
-            values = at + np.cumsum(steps, dtype=np.int64)
-            self._last[one.name] = (last, int(values[-1]))
+        if is_number and len(known):
+            whole = unwrap(values, np.array([self._last[one.name]]))
+            self._last[one.name] = int(whole[-1])
+            values = whole - self._base[SEQUENCES[one.name]]
         return times, values
+
+
+def state_columns(capture: Capture) -> tuple[str, ...]:
+    """The columns that numbered() takes, if the capture has them."""
+    names = ("location", "callvalue", "state")
+    return names if has_locations(capture) and all(is_number(capture, n) for n in names) else ()
+
+
+def numbered(columns: Columns, states: Sequence[str]) -> Mask:
+    """(n,) whether the records have sequence numbers; False where the states do not say.
+
+    states: of state_columns().
+    """
+    return has_numbers(columns) if states else np.zeros(len(next(iter(columns.values()))), np.bool_)
 
 
 def gather(
@@ -130,19 +148,22 @@ def _read(
     unwrappers = [Unwrapper() for _ in traces]
     codes = _event_codes(capture)
     sequences = [one.name for one in quantities if one.kind == "sequence"]
-    needed = {source_of(capture, one.name) for one in quantities}
+    states = state_columns(capture) if sequences else ()
+    needed = {source_of(capture, one.name) for one in quantities} | {*states}
     needed.update((seconds.column,), ("location",) if codes else ())
     for columns, groups in read_chunks(capture, connections, needed):
         times = seconds.of(columns)
         values = {one.name: derive(capture, one.name, columns) for one in quantities}
+        known = numbered(columns, states)
         for index, rows in groups:
-            unwrappers[index].start(sequences, values, rows)
+            unwrappers[index].start(sequences, values, rows, known)
             at = times[rows]
             if zoom is None:
                 begin, end = traces[index].limits
                 traces[index].limits = min(begin, float(at.min())), max(end, float(at.max()))
             for one in quantities:
-                points = unwrappers[index].known_points(one, at, values[one.name][rows])
+                of = values[one.name][rows]
+                points = unwrappers[index].known_points(one, at, of, known[rows])
                 traces[index].curves[one.name].add(*points)
             if codes:
                 shown = slice(None) if zoom is None else (at >= zoom[0]) & (at <= zoom[1])

@@ -33,7 +33,7 @@ from tcpkmon.formats.pmgraph.connections import Connection, find_connections, re
 from tcpkmon.formats.pmgraph.options import Selection
 from tcpkmon.formats.pmgraph.pages import choose_quantities, display_name
 from tcpkmon.formats.pmgraph.quantities import Quantity, derive, source_of
-from tcpkmon.formats.pmgraph.series import Unwrapper
+from tcpkmon.formats.pmgraph.series import Unwrapper, numbered, state_columns
 from tcpkmon.formats.pmgraph.together import choose_all, common_quantities
 from tcpkmon.formats.psc.reader import Capture
 
@@ -173,11 +173,15 @@ class _PointWriter:
     ) -> None:
         """Write a column of each connection into its file."""
         factor = self._selection.scales.get(one.name, 1.0)
-        needed = (source_of(self._capture, one.name), self._seconds.column)
+        states = state_columns(self._capture) if one.kind == "sequence" else ()
+        needed = {source_of(self._capture, one.name), self._seconds.column, *states}
         for columns, groups in read_chunks(self._capture, connections, needed):
             times, values = self._seconds.of(columns), derive(self._capture, one.name, columns)
+            known = numbered(columns, states)
             for index, rows in groups:
-                points = unwrappers[index].known_points(one, times[rows], values[rows])
+                points = unwrappers[index].known_points(
+                    one, times[rows], values[rows], known[rows]
+                )
                 _write_lines(files[index], *points, factor)
 
     def _find_bases(
@@ -187,11 +191,12 @@ class _PointWriter:
         unwrappers = [Unwrapper() for _ in connections]
         names = [one.name for one in chosen if one.kind == "sequence"]
         lacking = set(range(len(connections))) if names else set()
-        for columns, groups in read_chunks(self._capture, connections, names):
+        states = state_columns(self._capture) if names else ()
+        for columns, groups in read_chunks(self._capture, connections, {*names, *states}):
             if not lacking:
                 break
             for index, rows in groups:
-                if unwrappers[index].start(names, columns, rows):
+                if unwrappers[index].start(names, columns, rows, numbered(columns, states)):
                     lacking.discard(index)
         return unwrappers
 

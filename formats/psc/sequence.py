@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tcpkmon.formats.base.sequence import unwrap
+
 CHUNK_ROWS = 1 << 18
 
 Signed = npt.NDArray[np.int64]
@@ -110,14 +112,10 @@ class Losses:
 
 def _extend(raw: npt.NDArray[Any], last: int | None, bits: int) -> npt.NDArray[np.uint64]:
     """Numbers of `bits` bits as 64 bits; `last` is the number before them, None at the start."""
-    raw = raw.astype(np.uint64)
     if bits == 64:
-        return raw
-    before = np.array(raw[:1] if last is None else [last], np.uint64)
-    spare = np.uint64(64 - bits)
-    # In the upper bits of 64, a step over the end of the range is an ordinary signed difference.
-    steps = (np.diff(raw, prepend=before) << spare).view(np.int64) >> spare.astype(np.int64)
-    numbers: npt.NDArray[np.uint64] = np.cumsum(steps).view(np.uint64) + before
+        return raw.astype(np.uint64)
+    before = None if last is None else np.array([last], np.uint64).view(np.int64)
+    numbers: npt.NDArray[np.uint64] = unwrap(raw, before, bits=bits).view(np.uint64)
     return numbers
 
 

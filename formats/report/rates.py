@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis import why
-from tcpkmon.formats.base.sequence import ahead_of
-from tcpkmon.formats.base.tcp import Location, State
+from tcpkmon.formats.base.sequence import ahead_of, has_numbers
+from tcpkmon.formats.base.tcp import Location
 
 Array = NDArray[Any]
 NAMES = ("sent, new and again", "goodput: acknowledged or SACKed", "goodput: received")
@@ -43,10 +43,7 @@ class Rates:
         missing = np.bincount(self._place(begins), minlength=len(self._edges))
         missing -= np.bincount(self._place(ends) + 1, minlength=len(self._edges))
         self._unknown |= np.cumsum(missing[:-1]) > 0
-        is_change = piece["location"] == Location.STATE_CHANGE
-        state = np.where(is_change, piece["callvalue"], piece["state"])
-        # These have no numbers.
-        rows = np.flatnonzero((state != State.SYN_SENT) & (state != State.CLOSE))
+        rows = np.flatnonzero(has_numbers(piece.columns))
         if not len(rows):
             return
         now = [piece[name][rows].astype(np.uint32) for name in _COLUMNS]

@@ -149,6 +149,10 @@ def find_unproven(settings: object) -> dict[str, str]:
     return {str(name): str(way) for name, way in found.items()}
 
 
+_UNSEEN_SHARE = 1000
+"""Process 1 that had a CPU for less than this part of a capture is worth no line."""
+
+
 def find_unseen(settings: object) -> list[str]:
     """What the kernel showed no program, in a header's settings: a text, or none."""
     found = setting(settings, "unseen")
@@ -208,6 +212,8 @@ class Report:
     """Events that the kernel may have lost without counting them, and how they were attached."""
     unchecked: list[str] = field(default_factory=list)
     """What the file does not let verify check."""
+    details: set[str] = field(default_factory=set)
+    """Of the notes those that a person sees on request alone."""
     problems: list[Problem] = field(default_factory=list)
     problems_total: int = 0
     suspects: set[int] = field(default_factory=set)
@@ -253,7 +259,10 @@ class Report:
             return []
         whole = "capture" if self.part is None else "dump" if self.part.is_dump else "segment"
         said = dict.fromkeys(note for note in notes if note.startswith(NOT_SEEN))
-        return [*said, describe(self.unseen_cpu_ns, self.unseen_span_ns, whole)]
+        found = [*said, describe(self.unseen_cpu_ns, self.unseen_span_ns, whole)]
+        if self.unseen_cpu_ns * _UNSEEN_SHARE <= self.unseen_span_ns:
+            self.details |= {*found, *(note for note in self.notes if note.startswith(NOT_SEEN))}
+        return found
 
     def settle(self, problems: Problems) -> None:
         """All problems are known. A window is complete only where nothing is wrong or missing."""
@@ -331,7 +340,8 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        inner = {"rows", "missed", "problems", "suspects", "error_exit", "words", "brief"}
+        inner = {"rows", "missed", "problems", "suspects", "error_exit", "words", "brief",
+                 "details"}  # fmt: skip
         plain = {name: value for name, value in vars(self).items() if name not in inner}
         plain.update(
             verdict=self.verdict,

@@ -136,7 +136,8 @@ class Run(Found):
             self.problems.add(last.index, what)
         decoder.conclude(self)
         report.unproven = find_unproven(settings)
-        report.notes += find_unseen(settings) + report.about_unseen() + find_anonymised(settings)
+        report.notes += find_unseen(settings)
+        report.notes += report.about_unseen() + find_anonymised(settings)
 
         def epoch_ns(mono_ns: int) -> int:
             return mono_ns + decoder.ahead_ns

@@ -168,4 +168,4 @@ def _remarks(report: Report) -> Iterable[str]:
     yield from report.shed
     if report.unchecked:
         yield f"not checked: {'; '.join(report.unchecked)}"
-    yield from report.notes
+    yield from (note for note in report.notes if note not in report.details)

@@ -183,13 +183,28 @@ def test_the_line_follows_the_sentence(tmp_path: Path, capsys: pytest.CaptureFix
     maker.close()
     (segment,) = find_segments(tmp_path / "f")
     path = str(segment.path(tmp_path / "f"))
-    assert run(verify, [path], prog="verify") == 0
+    assert run(verify, [path, "--verbose"], prog="verify") == 0
     printed = " ".join(capsys.readouterr().out.split())
     line = "process 1 had a CPU for 12.3 ms of the segment's 20.1 s"
     assert f"not seen: {SENTENCE} {line}" in printed
+    assert run(verify, [path], prog="verify") == 0
+    printed = capsys.readouterr().out
+    assert "not seen" not in printed and "process 1" not in printed  # less than a thousandth
     assert run(verify, [path, "--json"], prog="verify") == 0
     *_, file = json.loads(capsys.readouterr().out)["files"]
     assert (file["unseen_cpu_ns"], file["unseen_span_ns"]) == (12_345_678, 20_100 * MS)
+
+
+def test_more_than_a_thousandth_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    maker = Log(tmp_path / "f")
+    maker.stream.tell([maker.unseen])
+    maker.unseen = Unseen(maker.unseen.mono_ns + 20_000 * MS, maker.unseen.cpu_ns + 21 * MS)
+    maker.close()
+    (segment,) = find_segments(tmp_path / "f")
+    assert run(verify, [str(segment.path(tmp_path / "f"))], prog="verify") == 0
+    assert "process 1 had a CPU for 21.0 ms" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_file_without_it_says_nothing_of_it(

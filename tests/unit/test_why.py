@@ -399,8 +399,9 @@ def plain_intervals(whole: Snapshots) -> list[dict[str, Any]]:
             continue
         def step(name: str, before: int = before, at: int = at) -> int:
             is_change = whole["location"][before] == 4
-            if whole["callvalue" if is_change else "state"][before] in (2, 7):
-                return 0  # SYN_SENT or CLOSE: the numbers are not chosen yet
+            state = whole["callvalue" if is_change else "state"][before]
+            if state in (2, 7) or (is_change and state == 3):
+                return 0  # SYN_SENT, CLOSE, to SYN_RECV: the numbers are not chosen yet
             moved = (int(whole[name][at]) - int(whole[name][before])) % 2**32
             return moved if moved < 2**31 else 0
 

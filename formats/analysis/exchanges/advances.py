@@ -13,6 +13,7 @@ import numpy as np
 
 from tcpkmon.formats.analysis.arrays import Array, shifted
 from tcpkmon.formats.analysis.why.grouping import Grouped
+from tcpkmon.formats.base.sequence import ahead_of
 from tcpkmon.formats.base.tcp import ARRIVED, Location
 
 _SAMPLE_NS = 16_000
@@ -76,7 +77,7 @@ class Advances:
             found = after(at["acked"], rows)
             found[rows.lasts] = at["sent"][rows.lasts]
             return found
-        ahead = (rows["seg_ack"] - rows["snd_una"]).astype(np.uint32).view(np.int32)
+        ahead = ahead_of(rows["seg_ack"], rows["snd_una"])
         is_segment = np.isin(self._location, ARRIVED)
         told: Array = at["acked"] + np.where(is_segment, np.maximum(ahead, 0), 0)
         return np.minimum(told, at["sent"])

@@ -25,6 +25,7 @@ from tcpkmon.formats.analysis.exchanges.ranked import MOST, running_maxima
 from tcpkmon.formats.analysis.exchanges.resting import Resting
 from tcpkmon.formats.analysis.why import Snapshots
 from tcpkmon.formats.analysis.why.grouping import Grouped, Places, grown
+from tcpkmon.formats.base.sequence import ahead_of, unwrap
 from tcpkmon.formats.base.tcp import ARRIVED, SYNCHRONIZED, Location, State
 
 UNKNOWN, CLIENT, SERVER = 0, 1, 2
@@ -271,15 +272,11 @@ def _positions(rows: Grouped, is_new: Array, before: dict[str, Array]) -> dict[s
     bases = _bases(rows, firsts)
     found = {}
     for name, numbers in raw.items():
-        values = numbers.astype(np.uint32, copy=False)
-        steps = np.zeros(len(values), np.int64)
-        steps[1:] = (values[1:] - values[:-1]).view(np.int32)
         # A socket that is closed may have been disconnected, which takes new numbers.
-        steps[closed & ~(receives & (name == "read"))] = 0
-        steps[firsts] = 0
+        known = ~closed | (receives & (name == "read"))
+        values = unwrap(numbers, firsts=firsts, known=known)
         base = np.where(begins, bases[name], before[name][rows.places])
-        sums = np.cumsum(steps)
-        found[name] = sums + rows.spread(base - sums[firsts])
+        found[name] = values + rows.spread(base - values[firsts])
     return found
 
 
@@ -295,7 +292,7 @@ def _bases(rows: Grouped, at: Array) -> dict[str, Array]:
     active = opens & (first["state"] == State.SYN_SENT)
     early = first["state"] == State.SYN_RECV
     of_syn = first["seg_len"].astype(np.int64)
-    flying = (first["snd_max"] - first["snd_una"]).astype(np.uint32).view(np.int32)
+    flying = ahead_of(first["snd_max"], first["snd_una"])
     waiting, unread = first["snd_sb_cc"].astype(np.int64), first["rcv_sb_cc"].astype(np.int64)
     acked = np.where(active, of_syn, np.where(early, 0, -waiting))
     returned = first["callvalue"].astype(np.uint32).view(np.int32).astype(np.int64)
@@ -319,7 +316,7 @@ def _tops(rows: Grouped, at: dict[str, Array], before: dict[str, Array]) -> dict
     has_fin = fin > 0
     known = at["known"] - fin
     found = {"fin": fin, "top_known": _highest(known, rows, before["top_known"])}
-    ahead = (rows["seg_seq"] - rows["rcv_nxt"]).astype(np.uint32).view(np.int32).astype(np.int64)
+    ahead = ahead_of(rows["seg_seq"], rows["rcv_nxt"])
     end = ahead + rows["seg_len"].astype(np.int64)
     dropped = after(rows["location"], rows) == Location.RCVQ_FULL
     brings = _is_segment(rows) & (ahead <= 0) & (end > 0) & ~has_fin & ~dropped

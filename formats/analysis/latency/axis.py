@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.latency.records import Events
 from tcpkmon.formats.analysis.latency.stages import RANGES, Stage
+from tcpkmon.formats.base.sequence import unwrap
 
-_HALF, _WHOLE = 1 << 31, 1 << 32
+_WHOLE = 1 << 32
 _AMBIGUOUS = 1 << 30
 """No window is larger: a larger step between neighbours means that bytes were not seen at all."""
 _BREAK = 1 << 33
@@ -101,8 +102,7 @@ def _unwrap(events: Events, starts: Array, local: Array, flows: Flows) -> None:
     if not len(events):
         return
     low = events.lo & (_WHOLE - 1)
-    steps = np.zeros(len(low), np.int64)
-    steps[1:] = (low[1:] - low[:-1] + _HALF & _WHOLE - 1) - _HALF
+    steps = np.diff(unwrap(low, firsts=starts), prepend=0)
     steps[np.abs(steps) > _AMBIGUOUS] += _BREAK
     old = ~events.is_new
     both = np.flatnonzero(old[1:] & old[:-1]) + 1
@@ -112,7 +112,7 @@ def _unwrap(events: Events, starts: Array, local: Array, flows: Flows) -> None:
     chain -= chain[starts][local]
     last = flows.last[events.flow[starts]]
     first = low[starts]
-    near = last + (first - last + _HALF & _WHOLE - 1) - _HALF
+    near = unwrap(first, last, np.arange(len(first)))
     begin = np.where(last >= 0, near, first + _WHOLE)
     if old.any():
         known, at = np.unique(local[old], return_index=True)

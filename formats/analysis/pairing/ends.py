@@ -11,7 +11,7 @@ import numpy as np
 from tcpkmon.formats.analysis.arrays import Array, join
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.base.sequence import ahead_of
+from tcpkmon.formats.base.sequence import ahead_of, unwrap
 from tcpkmon.formats.base.tcp import SYNCHRONIZED, Location, State
 
 _FIN = 1
@@ -83,7 +83,7 @@ def _ends(parts: list[dict[str, Array]], addresses: dict[int, Address]) -> Itera
 
 
 def _end(key: int, address: Address, of: dict[str, Array]) -> End:
-    sent, received = unwrapped(of["snd_max"]), unwrapped(of["rcv_nxt"])
+    sent, received = unwrap(of["snd_max"]), unwrap(of["rcv_nxt"])
     acked = sent + ahead_of(of["snd_una"], sent)
     arrived = np.isin(of["location"], (Location.SEGMENT_RECEIVED, Location.SEGMENT_CLOSING))
     if "seg_ack" in of:
@@ -94,9 +94,3 @@ def _end(key: int, address: Address, of: dict[str, Array]) -> End:
     fin = of["seg_flags"] & _FIN if "seg_flags" in of else 0
     high = low + of["seg_len"] + fin
     return End(key, address, of[_TIME], of["location"], sent, acked, received, low, high)
-
-
-def unwrapped(numbers: Array) -> Array:
-    """(n,) sequence numbers of 32 bits that go on past 2^32, as int64."""
-    whole = numbers.astype(np.int64)
-    return whole[:1] + np.cumsum(ahead_of(whole, np.r_[whole[:1], whole[:-1]]))

@@ -18,6 +18,7 @@ from tcpkmon.formats.analysis.why.limits import LIMITS, NUMBER
 from tcpkmon.formats.analysis.why.losses import LossRates
 from tcpkmon.formats.analysis.why.receiving import RECEIVING
 from tcpkmon.formats.analysis.why.settling import is_settled
+from tcpkmon.formats.base.sequence import state_after
 from tcpkmon.formats.base.tcp import ARRIVED, CaState, Location, State
 
 NONE_32 = (1 << 32) - 1
@@ -129,10 +130,15 @@ class Fold(Kept):
                 self.of(f"{name}.last", np.uint64)[places] = values[lasts]
 
     def _add_latest(self, piece: Grouped) -> None:
+        has_own = state_after(piece.columns) != State.SYN_SENT
         for name in _LATEST:
             if name not in piece.columns:
                 continue
             mine, values = self.of(name, piece[name].dtype), piece[name]
+            if name in ("snd_una", "snd_max"):  # 0 may be one
+                at = np.flatnonzero(has_own | (values != 0))
+                mine[piece.of_row[at]] = values[at]
+                continue
             lasts = values[piece.lasts]
             is_told = _is_known if name in ("laddr", "raddr") else _is_told
             told = is_told(lasts)

@@ -33,7 +33,7 @@ from tcpkmon.formats.analysis.why.parting import Cuts, part
 from tcpkmon.formats.analysis.why.quiet import mostly_quiet
 from tcpkmon.formats.analysis.why.receiving import NEEDS, waits_of
 from tcpkmon.formats.analysis.why.snapshots import Snapshots
-from tcpkmon.formats.base.sequence import ahead_of
+from tcpkmon.formats.base.sequence import ahead_of, has_numbers, state_after
 from tcpkmon.formats.base.tcp import Location, State
 
 INTERVAL = np.dtype(
@@ -105,11 +105,7 @@ class Cutter:
     def _steps(self, piece: Grouped) -> Steps:
         piece = clocks.without_false_probes(piece)
         now = {name: piece.columns[name] for name in ("snd_max", "snd_una", "rcv_nxt")}
-        state = np.where(
-            piece["location"] == Location.STATE_CHANGE, piece["callvalue"], piece["state"]
-        )  # fmt: skip
-        # Before the handshake is over, the sequence numbers are not chosen yet.
-        unnumbered = (state == State.SYN_SENT) | (state == State.CLOSE)
+        state, unnumbered = state_after(piece.columns), ~has_numbers(piece.columns)
         written = (now["snd_una"] + piece["snd_sb_cc"]).astype(np.uint32, copy=False)
         kept = self._kept
         paces = clocks.paces(piece)
@@ -148,7 +144,7 @@ class Cutter:
         end = np.maximum(now["time"], before["time"])
         receiving = None
         if NEEDS in piece.columns:
-            receiving = waits_of(piece, self._receiving)
+            receiving = waits_of(piece, self._receiving, ~unnumbered)
         return Steps(limit, before["time"], end, sent, acked, received,
                      now["lost"] - before["lost"], receiving, unseen.rows,
                      Cuts.join(quiet, held, tail, unseen.cuts), paces)  # fmt: skip

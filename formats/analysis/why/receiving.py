@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tcpkmon.formats.analysis.arrays import Array, Mask, shifted
 from tcpkmon.formats.analysis.why.grouping import Grouped, Kept
 from tcpkmon.formats.analysis.why.snapshots import OF_RECEIVERS
-from tcpkmon.formats.base.sequence import ahead_of
+from tcpkmon.formats.base.sequence import NO_NUMBER, ahead_of, unwrap
 from tcpkmon.formats.base.tcp import Location
 
 RECEIVING = ("rx_app", "rx_autotune", "rx_reorder")
@@ -32,20 +32,23 @@ _ROUND_TRIPS = 4
 """What arrives is a mean of so many: it comes in bursts."""
 
 
-def waits_of(piece: Grouped, kept: Kept) -> NDArray[np.int8]:
+def waits_of(piece: Grouped, kept: Kept, known: Mask) -> NDArray[np.int8]:
     """(n,) the number in RECEIVING of what the receiver waited for in the time before each
-    snapshot, or NOTHING."""
+    snapshot, or NOTHING. known: (n,) of has_numbers()."""
     window = piece["rcv_wnd"].astype(np.int64)
     unread = piece["rcv_sb_cc"].astype(np.int64)
     is_segment = piece["location"] == Location.SEGMENT_RECEIVED
-    ahead = ahead_of(piece["seg_seq"], piece["rcv_nxt"]) > 0
+    received = _received(piece, kept, known)
+    ahead = (ahead_of(piece["seg_seq"], piece["rcv_nxt"]) > 0) & known
     length = np.where(is_segment & ~ahead, piece["seg_len"], 0).astype(np.int64)
     now: dict[str, Array] = {
-        "time": piece.times, "rcv_nxt": piece["rcv_nxt"], "unread": unread + length,
+        "time": piece.times, "received": received, "unread": unread + length,
         "room": window - length,
     }  # fmt: skip
     before, _ = kept.before(piece, now)
-    missing = _missing(piece, is_segment & ahead, before["rcv_nxt"], kept.of("beyond"))
+    nothing = before["received"] == NO_NUMBER
+    before["received"][nothing] = received[nothing]
+    missing = _missing(piece, is_segment & ahead, received, before["received"], kept.of("beyond"))
     # Without the receiver's own measurement: that of the handshake, and of what it sent.
     measured = piece.columns.get(RTT, piece["srtt_us"]).astype(np.int64) * 1000
     rtt = np.where(measured > 0, measured + _TICK_NS // 2, 0)
@@ -53,10 +56,10 @@ def waits_of(piece: Grouped, kept: Kept) -> NDArray[np.int8]:
     was_full = (before["unread"] >= np.maximum(before["room"], 1))
     was_full &= span > 2 * rtt + _TICK_NS
     behind = (unread >= np.maximum(window, 1)) | was_full
-    moved = (now["rcv_nxt"] != before["rcv_nxt"]) & (rtt > 0) & (RTT in piece.columns)
+    moved = (received != before["received"]) & (rtt > 0) & (RTT in piece.columns)
     small = np.zeros(len(piece), np.bool_)
     at = np.flatnonzero(moved)
-    arrived = _arrived(piece, before, _ROUND_TRIPS * rtt, at) / _ROUND_TRIPS
+    arrived = _arrived(piece, received, before, _ROUND_TRIPS * rtt, at) / _ROUND_TRIPS
     told = window[at]
     if "rcv_wscale" in piece.columns:  # the kernel counts with more than it can tell
         told = np.minimum(told, MOST_UNSCALED << piece["rcv_wscale"][at].astype(np.int64))
@@ -67,20 +70,29 @@ def waits_of(piece: Grouped, kept: Kept) -> NDArray[np.int8]:
     return found
 
 
-def _missing(piece: Grouped, is_ahead: Array, rcv_nxt: Array, beyond: Array) -> Mask:
+def _received(piece: Grouped, kept: Kept, known: Mask) -> NDArray[np.int64]:
+    """(n,) rcv_nxt that counts on; NO_NUMBER until the peer's first number is known."""
+    last = kept.of("received_last", fill=NO_NUMBER)
+    found = unwrap(piece["rcv_nxt"], last[piece.places], piece.firsts, known)
+    last[piece.places] = found[piece.lasts]
+    return found
+
+
+def _missing(
+    piece: Grouped, is_ahead: Array, received: Array, before: Array, beyond: Array
+) -> Mask:
     """(n,) whether data waited behind a segment that was missing, in the time before each row.
 
     So it is while something has arrived that is beyond the next byte which is expected.
-    is_ahead: of segments behind a hole. rcv_nxt: of the snapshots before. beyond: by place, how
-    far that was at the end of the last piece.
+    is_ahead: of segments behind a hole. received: of these snapshots. before: of those before
+    them. beyond: by place, how far that was at the end of the last piece.
     """
     if not is_ahead.any() and not (beyond[piece.places] > 0).any():
         return np.zeros(len(piece), np.bool_)
-    steps = ahead_of(piece["rcv_nxt"], rcv_nxt)
-    expected = np.cumsum(steps)
+    expected = np.maximum(received, 0)
     end = (piece["seg_seq"] + piece["seg_len"]).astype(np.uint32)
     reached = np.where(is_ahead, expected + ahead_of(end, piece["rcv_nxt"]), _LOWEST)
-    so_far = (expected - steps)[piece.firsts] + beyond[piece.places]
+    so_far = np.maximum(before[piece.firsts], 0) + beyond[piece.places]
     until = shifted(reached, piece.firsts, so_far)  # by the rows before each one
     rank = np.cumsum(piece.is_first, dtype=np.int64) << 44  # no connection's has the next one
     until = np.maximum.accumulate(rank + np.maximum(until, _LOWEST)) - rank
@@ -91,7 +103,9 @@ def _missing(piece: Grouped, is_ahead: Array, rcv_nxt: Array, beyond: Array) -> 
     return np.asarray(until > expected)
 
 
-def _arrived(piece: Grouped, before: dict[str, Array], span: Array, at: Array) -> Array:
+def _arrived(
+    piece: Grouped, received: Array, before: dict[str, Array], span: Array, at: Array
+) -> Array:
     """(m,) bytes that arrived in the time `span` [ns] before these rows."""
     width = (1 << 62) // (len(piece.firsts) + 1)
     since = np.clip(piece.times - piece.times.min(), 0, width - 1)
@@ -104,7 +118,7 @@ def _arrived(piece: Grouped, before: dict[str, Array], span: Array, at: Array) -
     low = np.maximum(low, first)
     # What a piece has not: from the connection's snapshot before it.
     then = np.where(inside, piece.times[low], before["time"][low])
-    began = np.where(inside, piece["rcv_nxt"][low], before["rcv_nxt"][low])
-    moved = np.maximum(ahead_of(piece["rcv_nxt"][at], began), 0).astype(np.float64)
+    began = np.where(inside, received[low], before["received"][low])
+    moved = np.maximum(received[at] - began, 0).astype(np.float64)
     found: Array = moved * span[at] / np.maximum(piece.times[at] - then, span[at])
     return found

@@ -15,6 +15,7 @@ from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.base.control import is_control
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reader import Reader
+from tcpkmon.formats.base.sequence import unwrap
 from tcpkmon.formats.base.tcp import State
 from tcpkmon.formats.base.whose import GroupPart, Groups
 from tcpkmon.formats.klogger import merge_logs
@@ -229,7 +230,7 @@ class Source:
             else:
                 raw = columns.pop(numbered.name)
                 losses.add(raw)
-                numbers = _extend(raw, before) if numbered.length < 8 else raw.astype(np.int64)
+                numbers = unwrap(raw, np.array([before]), bits=8 * numbered.length)
             times = columns.pop("time_ns").astype(np.int64)
             steps = np.diff(numbers, prepend=before) - 1
             lost = self.placed + np.cumsum(np.maximum(steps, 0))
@@ -281,14 +282,6 @@ def _fits(name: str, length: int, is_number: bool) -> bool:
     if name in ("comm", "ca_name"):
         return not is_number
     return is_number and length in (1, 2, 4, 8)
-
-
-def _extend(raw: Array, before: int) -> NDArray[np.int64]:
-    """Sequence numbers of 32 bits or fewer, after the number `before`, as 64 bits."""
-    bits = 8 * raw.dtype.itemsize
-    steps: Array = np.diff(raw.astype(np.int64), prepend=before)
-    half = 1 << (bits - 1)
-    return before + np.cumsum((steps + half) % (1 << bits) - half)
 
 
 def _part(settings: Any, group: str, name: str) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tcpkmon.formats.base import control
+from tcpkmon.formats.base.sequence import unwrap
 from tcpkmon.formats.verify.psc.entries import ControlRows, Segment, is_number
 from tcpkmon.formats.verify.report import U64, Mask, Problems
 
@@ -37,13 +38,10 @@ class SequenceReader:
                 rest=True,
             )
             return seq
-        if self._previous is None:
-            self._previous = low[:1].astype(np.uint64)
-        before = np.concatenate((self._previous.astype(np.uint32), low[:-1]))
-        steps = (low - before).view(np.int32).astype(np.int64).view(np.uint64)
-        unwrapped: U64 = np.cumsum(steps, dtype=np.uint64) + self._previous
-        self._previous = unwrapped[-1:]
-        return unwrapped
+        before = None if self._previous is None else self._previous.view(np.int64)
+        found: U64 = unwrap(low, before).view(np.uint64)
+        self._previous = found[-1:]
+        return found
 
 
 class SequenceCheck:

@@ -26,6 +26,8 @@ from tcpkmon.formats.analysis.why import (
     tables,
     waits,
 )
+from tcpkmon.formats.base.errors import KernelError
+from tcpkmon.formats.base.sequence import has_numbers
 from tests.truth.base import tell
 from tests.truth.why.acts import Span
 from tests.truth.why.scenarios import Scenario
@@ -45,6 +47,7 @@ NOTED = (*_COUNTERS.values(), *(column for column, _ in _FLAGS.values()))
 """Columns by which the kernel itself says what limits."""
 COLUMNS = ",".join(dict.fromkeys(("default", "rcv_rtt_us", "rcv_wscale", *NOTES, *NOTED)))
 
+_ENOUGH = 20
 Part = tuple[Sequence[str], float, dict[str, float]]
 
 
@@ -72,6 +75,8 @@ class Judged:
     family: str = ""
     older: dict[str, float] = field(default_factory=dict)
     older_parts: Sequence[Part] = ()
+    first_numbers: Sequence[int] = ()
+    """Sequence numbers of both directions at the connection's first record that has them."""
 
     @property
     def right(self) -> float:
@@ -132,7 +137,27 @@ def judge(scenario: Scenario, path: Path, played: Played) -> Judged:
     said = tell("why", "-n", 1, path) if scenario.unsaid else ""
     wrong = [one for one in scenario.unsaid if re.search(one, said, re.IGNORECASE)]
     return Judged(scenario.name, scenario.truth, scenario.held_out, shares, lost, more, kernel,
-                  parts, more_parts, said, wrong, scenario.family, older, older_parts)  # fmt: skip
+                  parts, more_parts, said, wrong, scenario.family, older, older_parts,
+                  _first_numbers(path, conn_id))  # fmt: skip
+
+
+def _first_numbers(path: Path, conn_id: int) -> Sequence[int]:
+    with Source(path) as source:
+        for piece in source.read():
+            at = np.flatnonzero((piece["conn_id"] == conn_id) & has_numbers(piece.columns))[:1]
+            if len(at):
+                return [int(piece[name][at[0]]) for name in ("snd_una", "rcv_nxt")]
+    return []
+
+
+def check_spread(found: Sequence[Judged]) -> None:
+    """First numbers are the kernel's own, hashes of addresses and ports with a secret: over the
+    whole range. KernelError: of 20 connections and more, all in one half of it."""
+    numbers = np.array([one.first_numbers for one in found if one.first_numbers], np.int64)
+    upper = (numbers >= 1 << 31).sum(0) if len(numbers) >= _ENOUGH else []
+    if any(count in (0, len(numbers)) for count in upper):
+        raise KernelError("all first sequence numbers are in one half of their range",
+                          "an analysis that is wrong in the other half would pass")  # fmt: skip
 
 
 def _parts(names: Sequence[str], sums: NDArray[Any], spans: Sequence[Span]) -> list[Part]:

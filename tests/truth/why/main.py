@@ -17,7 +17,7 @@ from scripts.markdown import write_part
 from tcpkmon.formats.base.errors import UsageError
 from tests.truth.base import DOCS, here
 from tests.truth.why import transfers
-from tests.truth.why.judging import Judged, play
+from tests.truth.why.judging import Judged, check_spread, play
 from tests.truth.why.page import page
 from tests.truth.why.scenarios import SCENARIOS
 from tests.truth.why.unseen import UNSEEN as UNSEEN_FIRST
@@ -86,6 +86,7 @@ def command(
                 click.echo(f"{100 * found[-1].right:5.1f} %  {scenario.name}")
                 for words in found[-1].wrong:
                     click.echo(f"         says {words!r}")
+    check_spread(found)
     if output is not None:
         told: dict[str, Any] = {"machine": machine, "rounds": [asdict(one) for one in found]}
         output.write_text(json.dumps(told))
