@@ -67,6 +67,8 @@ def _join(folder: str, paths: Sequence[Path], reports: Sequence[Report]) -> Repo
     told = [note for one in reports for note in one.notes]
     whole.notes += [note for note in told if note.startswith(RECONCILED_WORDS)]
     whole.notes += whole.about_unseen(told)
+    for one in reports:  # the time is in one of the logs
+        one.details |= whole.details
     return whole
 
 
