@@ -54,7 +54,7 @@ from tcpkmon.formats.klogger.encode import (
     pack_events,
     pack_records,
 )
-from tcpkmon.formats.klogger.table import LogFormat
+from tcpkmon.formats.klogger.table import PLACED, LogFormat
 
 DUMP_ROWS = 1 << 15
 NOTE_BYTES = 256
@@ -161,7 +161,7 @@ class KloggerCodec(Codec):
                 yield some.cpu, (some,)
 
     def settings(self, settings: Mapping[str, Any], cpus: Collection[int]) -> dict[str, Any]:
-        return {**settings, "logs": sorted(cpus)}
+        return {**settings, "logs": sorted(cpus), PLACED: True}
 
     def notes(
         self, items: Sequence[Item], written: Written, cpus: Collection[int]
@@ -193,7 +193,10 @@ class KloggerCodec(Codec):
         if not own:
             return None
         at: LogState = file.state
-        data, last = _dump(self._log, at.last, at.dumps, own, mono_ns, file.sink.wrote_ns)
+        # What was lost after the last record is a gap before the final ledger.
+        ends = [serial - at.before + at.inserted for serial in _given_out(own)]
+        start = max([at.last, *ends])
+        data, last = _dump(self._log, start, at.dumps, own, mono_ns, file.sink.wrote_ns)
         return Frame([data], _behind(at, last, len(own) + 2), len(own))
 
     def records(self, file: File, batches: Sequence[LogBatch], first: int) -> Frame:
@@ -234,6 +237,13 @@ class KloggerCodec(Codec):
 def _behind(at: LogState, last: int, inserted: int) -> LogState:
     """A dump further."""
     return LogState(last, at.inserted + inserted, at.dumps + 1, at.before)
+
+
+def _given_out(notes: Sequence[Note]) -> Iterator[int]:
+    """The last serial that the kernel gave a CPU, where the final ledger is among these."""
+    for note in notes:
+        if note.name == "CPU_LEDGER" and note.values["final"]:
+            yield int(note.values["serials"])
 
 
 def _is_for(note: Note, cpu: int, cpus: Collection[int]) -> bool:

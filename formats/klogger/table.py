@@ -20,6 +20,8 @@ FORMAT = 1
 RECORD_HEAD_BYTES = 24
 NUMBERS = 256
 """Event numbers are 0 to 255, as in the kernel's control map."""
+PLACED = "losses_placed"
+"""The setting of logs whose serials skip, before the final ledger, what was lost at the end."""
 SNAPSHOT = "SNAPSHOT"
 """The event of the schema tcp."""
 

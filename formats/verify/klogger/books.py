@@ -99,7 +99,8 @@ class Gathered:
 class Dump:
     """The dump that is being read: its index, its first record, what was read of it so far.
 
-    size: bytes of its records; kernel: how many of them are the kernel's; told_bytes: what its
+    size: bytes of its records; kernel: how many of them are the kernel's; skipped: serials that are
+    missing before its first record, which is the collector's; told_bytes: what its
     DUMP_FINISHes say; ledger: the records of the ledger in it, and ledger_ns their time.
     """
 
@@ -108,6 +109,7 @@ class Dump:
     size: int = 0
     records: int = 0
     kernel: int = 0
+    skipped: int = 0
     told_bytes: list[int] = field(default_factory=list)
     ledger: Gathered | None = None
     ledger_ns: int | None = None
@@ -206,11 +208,17 @@ class LogLedger(Ledger):
             return False
         return True
 
-    def check_serials(self, problems: Problems) -> None:
-        """The kernel's serials that are missing from the file are the losses that had taken one."""
+    def check_serials(self, problems: Problems, is_placed: bool) -> None:
+        """The kernel's serials that are missing from the file are the losses that had taken one.
+
+        is_placed: the gaps are all of them, as what was lost at the end is before the final ledger.
+        """
         serials, lost = self.of_cpu("serials"), self.lost_numbered
         if (highest := self.gathered.highest) > serials:
             what = f"serial {highest} of the kernel in the file, but only {serials} given out"
+            problems.add(self.index, what)
+        elif is_placed and self.final and highest < serials:
+            what = f"{serials} serials given out, but records and gaps end with {highest}"
             problems.add(self.index, what)
         missing = serials - self.kernel
         if self.final and missing != lost:

@@ -14,7 +14,7 @@ from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.base.facts import EVENTS
 from tcpkmon.formats.klogger.batch import LogBatch, facts_of
 from tcpkmon.formats.klogger.reader import LogReader
-from tcpkmon.formats.klogger.table import RECORD_HEAD_BYTES
+from tcpkmon.formats.klogger.table import PLACED, RECORD_HEAD_BYTES
 from tcpkmon.formats.klogger.walk import list_bytes
 from tcpkmon.formats.verify.clock import runs_back
 from tcpkmon.formats.verify.klogger.books import (
@@ -90,6 +90,7 @@ class _Decoder(Decoder):
         """How many of the CPU's records earlier segments hold, as the first ledger says."""
         self._is_broken = False
         """Some dump so far cannot be read."""
+        self._is_placed = isinstance(settings, dict) and settings.get(PLACED) is True
 
     def name(self, point: int) -> str:
         return self._events.text(point)
@@ -142,6 +143,9 @@ class _Decoder(Decoder):
             told = ", ".join(str(number) for number in dump.told_bytes[:LISTED_AT_ONCE])
             what = f"DUMP_FINISH tells {told} bytes, not {body}"
             self.problems.add(self.report.entries - 1, what)
+        if dump.skipped and (dump.ledger is None or dump.ledger.finals != {1}):
+            what = f"{dump.skipped} serial(s) missing before a base event"
+            self.problems.add(dump.first, what)
         if dump.ledger is not None:
             yield self._make_ledger(dump, dump.ledger)
 
@@ -163,7 +167,7 @@ class _Decoder(Decoder):
         if ledger.is_sound and ledger.lacks_cpu:
             problems.add(ledger.index, "ledgers without a CPU_LEDGER")
         if ledger.is_sound and ledger.is_counted:
-            ledger.check_serials(problems)
+            ledger.check_serials(problems, self._is_placed)
         self._ledgers, self._last = self._ledgers + 1, ledger
         return ledger
 
@@ -174,7 +178,7 @@ class _Decoder(Decoder):
         present = {event.name for event in batch.events()}
         is_base = self._events.is_base[batch.numbers]
         kernel = np.flatnonzero(~is_base)
-        self._feed_serials(batch, is_base, kernel, first)
+        self._feed_serials(batch, is_base, kernel, dump)
         self._feed_times(batch, kernel, first)
         if not present.isdisjoint(LEDGERS):
             if dump.ledger is None:
@@ -202,16 +206,22 @@ class _Decoder(Decoder):
             if name in present:
                 yield from (Told(first + at, fact) for at, fact in facts_of(batch, kind))
 
-    def _feed_serials(self, batch: LogBatch, is_base: Mask, kernel: I64, first: int) -> None:
-        """Gaps are before the kernel's records alone; base events are numbered without any."""
-        serials = self._serials
+    def _feed_serials(self, batch: LogBatch, is_base: Mask, kernel: I64, dump: Dump) -> None:
+        """Gaps are before the kernel's records; base events are numbered without any, but for
+        those of the dump with the final ledger."""
+        serials, first = self._serials, self.report.entries
         steps = np.diff(batch.serials, prepend=np.uint64(serials.last)).astype(np.int64)
         gap = steps != 1
         self.report.seq_gaps += int(gap.sum())
         self.report.seq_lost += int(steps.sum()) - len(batch)
         wrong = np.flatnonzero(gap & is_base)
-        if self._is_broken and len(wrong) and wrong[0] == 0:
-            wrong = wrong[1:]
+        if len(wrong) and wrong[0] == 0:
+            if self._is_broken:
+                wrong = wrong[1:]
+            elif first == dump.first and steps[0] > 1:
+                wrong = wrong[1:]
+                dump.skipped = int(steps[0]) - 1
+                serials.highest += dump.skipped
         what = "{} serial(s) missing before a base event"
         self.problems.add_each(wrong, first, lambda at: what.format(steps[at] - 1), rest=True)
         if len(kernel):
