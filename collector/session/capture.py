@@ -133,7 +133,9 @@ class Session:
         )  # fmt: skip
         self._shedding = Shedding(request, self._prepared, kernel, stream, self._handlers)
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
-        self._rotating = Rotating(request.rotation, stream, self._counts.books, self._clocks)
+        self._rotating = Rotating(
+            request.rotation, stream, self._counts.books, self._clocks, fail=self._failures.fail
+        )
         self._handlers.next_file = self._rotating.ask
         self._handlers.free = partial(self._takeover.free, self._rings)
         self._rotating.ask(why_next)
@@ -217,9 +219,8 @@ class Session:
         self._status.close()
         code = await_exit(self._command, self._stopping, self._request.quiet)
         report(
-            self._request, self._totals, self._stream.written, self._connections,
-            self._stream.bytes_written(), self._failures.refused, self._stream.describe_end(),
-        )  # fmt: skip
+            self._request, self._totals, self._stream, self._connections, self._failures.refused
+        )
         return code
 
     def _drain_on(self) -> bool:

@@ -11,13 +11,17 @@ from tcpkmon.collector.sequencer.clock_pairs import Clocks
 from tcpkmon.collector.session.summary import say
 from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.collector.writer.ledger import Books
+from tcpkmon.collector.writer.segment_folder import FolderGone
 
 RETRY_S = 1.0
 """After a rotation that failed, the next try comes so much later."""
 
 
 class Rotating:
-    """Rotates a stream when a condition of the rotation is met; without one never."""
+    """Rotates a stream when a condition of the rotation is met; without one never.
+
+    fail: called where no file can ever be made again.
+    """
 
     def __init__(
         self,
@@ -26,12 +30,14 @@ class Rotating:
         books: Callable[[], Books],
         clocks: Clocks,
         now_s: Callable[[], float] = time.monotonic,
+        fail: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self._rotation = rotation
         self._stream = stream
         self._books = books
         self._clocks = clocks
         self._now_s = now_s
+        self._fail = fail
         self._began_s = now_s()
         self._segment = stream.written.segment
         self._asked_s: float | None = None
@@ -77,6 +83,9 @@ class Rotating:
 
     def _tell(self, error: Exception | None) -> None:
         """Print once that a file cannot be begun or sealed, and once that it works again."""
+        if isinstance(error, FolderGone):
+            self._fail(error)
+            return
         text = "" if error is None else str(error)
         if text != self._told:
             say(f"no next file: {text}; this one goes on" if text else "the next file has begun")

@@ -13,12 +13,15 @@ from tcpkmon.collector.loader.capture_maps import Kernel
 from tcpkmon.collector.loader.prepare import Prepared
 from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.session.status_line import describe_losses
+from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.collector.writer.ledger import Totals
-from tcpkmon.collector.writer.written import Written
 from tcpkmon.formats.base.causes import KERNEL_CAUSES
 from tcpkmon.formats.base.cli import say as say_line
 from tcpkmon.formats.base.errors import FileError, LossError, TcpkmonError
-from tcpkmon.formats.base.text import human_bytes
+from tcpkmon.formats.base.text import human_bytes, some_of
+
+NOT_THERE = "in files that are not there"
+"""A cause of losses that no ledger has."""
 
 _LISTEN = "0A"
 _MOST_SOCKETS = 20_000
@@ -68,18 +71,17 @@ def _ports_in_use() -> str:
 def report(
     request: Request,
     totals: Totals | None,
-    written: Written,
+    stream: Stream,
     connections: int,
-    nbytes: int,
     refused: Mapping[str, str],
-    instead: str = "",
 ) -> None:
     """Print what was captured, and raise the error for the exit code.
 
     totals: None when the file could not be finished. refused: what the kernel refused a CPU, and
-    why. instead: of the line with the records. FileError when the last write or the sync failed
-    (an earlier failure is only a loss); LossError under --fail-on-loss.
+    why. FileError when the last write or the sync failed; LossError where the disk took records, a
+    file is not under its name any more, and for any loss under --fail-on-loss.
     """
+    written, gone = stream.written, stream.gone
     if totals is None:
         raise TcpkmonError(
             f"stopped in a hurry: {request.output} has no end record",
@@ -92,13 +94,14 @@ def report(
             say(f"{written.refused:,} entries of the ledger, marks or the clock were not written")
         where = "standard output" if request.output == "-" else request.output
         of = f" of {connections:,} sockets" if request.has_tcp else ""
-        say(instead or f"{totals.in_file:,} records{of} in {where} ({human_bytes(nbytes)})")
+        size = human_bytes(stream.bytes_written())
+        say(stream.describe_end() or f"{totals.in_file:,} records{of} in {where} ({size})")
         limited = f"{totals.limited:,} over their limit, " if totals.limited else ""
         limited += f"{totals.shed:,} shed by the budget, " if totals.shed else ""
         say(
             f"{totals.attempts:,} events seen, {totals.filtered:,} filtered, "
             f"{totals.unchanged:,} unchanged, {limited}{totals.written:,} recorded; "
-            f"lost: {describe_losses(totals.by_cause)}"
+            f"lost: {describe_losses({**totals.by_cause, NOT_THERE: sum(gone.values())})}"
         )
         if request.has_tcp and not totals.written and totals.filtered:
             say(f"nothing matched: {totals.filtered:,} events were of other connections"
@@ -110,6 +113,19 @@ def report(
         raise FileError(
             f"{request.output}: {error.strerror}; the file holds what was written before",
             "tcpkmon verify tells what is missing",
+        )
+    if gone:
+        names = some_of([str(Path(request.output, name)) for name in gone], 3)
+        raise LossError(
+            f"{names}: removed, moved or replaced while it was written; "
+            f"{sum(gone.values()):,} records are not there",
+            "nothing may rename or delete what a running capture writes",
+        )
+    if stream.disk_lost and not request.fail_on_loss:
+        raise LossError(
+            f"{stream.disk_lost:,} records were lost because they could not be written to "
+            f"{request.output}: the disk was full, or writes failed",
+            "make room on the disk; with --fail-on-loss the exit code tells of other losses too",
         )
     if request.fail_on_loss and totals.lost:
         raise LossError(

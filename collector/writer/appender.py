@@ -40,6 +40,8 @@ class Appender:
         self.written = Written() if written is None else written
         self.tally = Tally(self.written.in_file)
         self.files: dict[int, File] = {}
+        self.disk_lost = 0
+        """Records that a full disk, or a write that failed, took; of all files."""
         self._codec = codec
         noted = journal if codec.is_noted else None
         self._noting = Noting(noted.files if noted is not None else None, codec)
@@ -76,6 +78,8 @@ class Appender:
         if not self.files:
             return
         self.written.dropped(cause).update(counts)
+        if cause in (LossCause.DISK_FULL, LossCause.WRITE_ERROR):
+            self.disk_lost += counts.total()
         self._noting.dropped(cause.name.lower(), counts, last)
         if numbers and self._gaps and self._gaps[-1][0] == cause:
             numbers += self._gaps.pop()[1]
@@ -210,8 +214,11 @@ class Appender:
         """Count the first entries of a batch as in the file."""
         if stop == len(batch):
             batch.tally(self.tally)
+            file.records += batch.records
         else:
-            self.written.in_file.update(batch.counts(0, stop))
+            counts = batch.counts(0, stop)
+            self.written.in_file.update(counts)
+            file.records += counts.total()
         self.written.entries += stop
         self.written.last_seq += batch.numbers(stop)
         self._noting.wrote(batch, stop)

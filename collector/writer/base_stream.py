@@ -94,6 +94,16 @@ class Stream:
         return self._writer.written
 
     @property
+    def gone(self) -> dict[str, int]:
+        """See Writer.gone."""
+        return self._writer.gone
+
+    @property
+    def disk_lost(self) -> int:
+        """Records that a full disk, or a write that failed, took."""
+        return self._writer.disk_lost
+
+    @property
     def largest_mark(self) -> int:
         """The highest number of a mark that the format can hold."""
         return self.codec.largest_mark

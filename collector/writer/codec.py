@@ -103,7 +103,7 @@ class File:
     """A file that is written. cpu: whose records it has, or ALL. state: the codec's, where it is.
 
     head: its beginning, until that is written. owed: what could not be written, and is tried again
-    first.
+    first. records: how many this process wrote into it.
     """
 
     cpu: int
@@ -112,6 +112,7 @@ class File:
     head: Frame | None = None
     head_bytes: int = 0
     owed: list[Item] = field(default_factory=list)
+    records: int = 0
 
 
 @dataclass

@@ -118,6 +118,12 @@ class FileSink:
         return error if error is not None and error.errno in _FULL else None
 
     @property
+    def identity(self) -> tuple[int, int] | None:
+        """Device and inode; None of a pipe."""
+        found = os.fstat(self._fd)
+        return (found.st_dev, found.st_ino) if self.regular else None
+
+    @property
     def end_bytes(self) -> int:
         """Where the file ends (0 for a pipe)."""
         return self._end

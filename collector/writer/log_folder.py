@@ -7,7 +7,13 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from tcpkmon.collector.writer.output_file import Output, Owner
+from tcpkmon.collector.writer.output_file import (
+    CHECK,
+    Output,
+    Owner,
+    check_name,
+    unpack_check,
+)
 from tcpkmon.collector.writer.output_folder import OutputFolder
 from tcpkmon.collector.writer.segment_folder import LOG_NAME
 from tcpkmon.formats.base.errors import FileError
@@ -38,10 +44,14 @@ class LogFolder(OutputFolder):
         self._outputs[cpu] = made
         return made
 
-    def answer(self, cpu: int, first: bytes) -> int:
-        """Make the file of a CPU with its first bytes; its descriptor."""
-        output = self.output(cpu)
-        output.begin(first)
+    def answer(self, request: int, data: bytes) -> int:
+        """Make the file of a CPU with its first bytes; its descriptor. Or CHECK: of the file that
+        has the name in what now has the folder's path."""
+        if request == CHECK:
+            name, known = unpack_check(data)
+            return check_name(os.path.join(self.path, f"{LOG_NAME}{int(name)}"), known)
+        output = self.output(request)
+        output.begin(data)
         return output.fd
 
     def clear(self) -> None:

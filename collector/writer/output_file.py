@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import stat
 import sys
@@ -18,6 +19,9 @@ from tcpkmon.collector.writer.file_sink import Calls
 from tcpkmon.formats.base.errors import FileError
 
 MODE = 0o640
+CHECK = 0xFFFF_FFFF
+"""The request that makes no file: is the file, which is written, still under its name? Data: see
+pack_check()."""
 STDOUT = "-"
 # Errors without O_TMPFILE in the file system, or without /proc to link from.
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS})
@@ -54,6 +58,27 @@ def give_to(fd: int, owner: Owner | None) -> None:
     if owner is not None:
         with contextlib.suppress(PermissionError):
             os.fchown(fd, owner.uid, owner.gid)
+
+
+def pack_check(name: str, known: tuple[int, int]) -> bytes:
+    """The data of CHECK. name: of a file in the output, "" for the output itself; known: device and
+    inode of what is written."""
+    return json.dumps([name, *known]).encode()
+
+
+def unpack_check(data: bytes) -> tuple[str, tuple[int, int]]:
+    """What pack_check() packed."""
+    name, device, inode = json.loads(data)
+    return str(name), (int(device), int(inode))
+
+
+def check_name(path: str, known: tuple[int, int], folder: int | None = None) -> int:
+    """A descriptor of nothing (/dev/null) where this file has the name. OSError: ENOENT where
+    nothing has it, or something else. folder: a descriptor of the folder of a relative path."""
+    found = os.stat(path, dir_fd=folder, follow_symlinks=False)
+    if (found.st_dev, found.st_ino) != known:
+        raise FileNotFoundError(errno.ENOENT, f"another file has the name {path}")
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 class Output:
@@ -137,9 +162,11 @@ class Output:
         self._close_directory()
         self._begun = True
 
-    def answer(self, cpu: int, first: bytes) -> int:
-        """begin() the file of all CPUs; its descriptor."""
-        self.begin(first)
+    def answer(self, request: int, data: bytes) -> int:
+        """begin() the file of all CPUs with its first bytes; its descriptor. Or CHECK."""
+        if request == CHECK:
+            return os.dup(1) if self.is_stdout else check_name(self.path, unpack_check(data)[1])
+        self.begin(data)
         return self.fd
 
     def clear(self) -> None:

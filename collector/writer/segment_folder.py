@@ -21,9 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from tcpkmon.collector.linux.syscalls import c_string, call_libc
-from tcpkmon.collector.writer.output_file import MODE, Owner, give_to
+from tcpkmon.collector.writer.output_file import (
+    CHECK,
+    MODE,
+    Owner,
+    check_name,
+    give_to,
+    unpack_check,
+)
 from tcpkmon.collector.writer.output_folder import OutputFolder
-from tcpkmon.collector.writer.own_files import Identity, append_line, identity
+from tcpkmon.collector.writer.own_files import Identity, append_line, has_name, identity
 from tcpkmon.collector.writer.written import Written
 from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.base.segments import hidden, name_segment, parse_name
@@ -34,12 +41,15 @@ LOG_SUFFIX = ".klog"
 """A segment of this name is a folder."""
 LOG_NAME = "kernlog.dump.cpu"
 """The file of a CPU in it."""
+GONE = "gone"
+"""In the index: the segment was removed, moved or replaced before it got its name."""
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER_MODE = 0o750
 _RENAME_NOREPLACE = 1
 _TRIES = 10
 HANDOVER_S = 2.0
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS})
 
 
@@ -52,12 +62,18 @@ class SegmentFolder(OutputFolder):
     def answer(self, request: int, data: bytes) -> int:
         """Do what is asked; returns a descriptor: of what is new, else of the folder. OSError.
 
-        data: of OPEN and DROP the segment's name; of SEAL its line for the index; of FILE the
-        segment's name and the CPU, "NAME/0".
+        data: of OPEN and DROP the segment's name; of SEAL its line for the index, with "file", the
+        device and inode of the segment where they are known; of FILE the segment's name and the
+        CPU, "NAME/0"; of CHECK such a name, or that of a segment, or "" for the folder.
+        SEAL of a segment whose file is gone is FileNotFoundError; where its line says "gone" the
+        line is added alone.
         """
+        if request == CHECK:
+            return self._look(*unpack_check(data))
         if request == SEAL:
             line = json.loads(data)
-            self._seal(_check(line["name"]), line)
+            known = line.pop("file", None)
+            self._seal(_check(line["name"]), line, tuple(known) if known else None)
             return os.dup(self.fd)
         if request == FILE:
             segment, _, cpu = data.decode().rpartition("/")
@@ -77,6 +93,15 @@ class SegmentFolder(OutputFolder):
         os.fchmod(fd, _FOLDER_MODE)
         give_to(fd, self._owner)
         return fd
+
+    def _look(self, name: str, known: Identity) -> int:
+        if not name:
+            return check_name(self.path, identity(os.fstat(self.fd)))
+        segment, _, cpu = name.partition("/")
+        if not cpu:
+            return check_name(hidden(_check(segment)), known, self.fd)
+        with inside(hidden(_check(segment)), self.fd) as folder:
+            return check_name(f"{LOG_NAME}{int(cpu)}", known, folder)
 
     def drop(self, name: str) -> None:
         """Remove a segment that has no beginning."""
@@ -98,18 +123,32 @@ class SegmentFolder(OutputFolder):
                 os.unlink(inner, dir_fd=folder)
         os.rmdir(name, dir_fd=self.fd)
 
-    def _seal(self, name: str, line: Mapping[str, Any]) -> None:
-        if name.endswith(LOG_SUFFIX):
-            with suppress(OSError), inside(hidden(name), self.fd) as folder:
-                os.fsync(folder)
-        try:
-            rename_new(self.fd, hidden(name), name)
-        except FileNotFoundError:  # the deputy before this one was killed when it had done that
-            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+    def _seal(self, name: str, line: Mapping[str, Any], known: Identity | None) -> None:
+        if line.get("what") != GONE:
+            self._rename(name, known)
         with suppress(OSError):  # some file systems cannot sync a directory
             os.fsync(self.fd)
         with suppress(OSError):  # a full disk: the segment itself is whole
             append_line(self.fd, line, self._owner)
+
+
+    def _rename(self, name: str, known: Identity | None) -> None:
+        """Give a segment its name. FileNotFoundError where nothing, or another file, has its hidden
+        name."""
+        part = hidden(name)
+        if name.endswith(LOG_SUFFIX):
+            with suppress(OSError), inside(part, self.fd) as folder:
+                os.fsync(folder)
+        if known is not None and has_name(name, self.fd, known):
+            return  # the deputy before this one was killed when it had done that
+        if known is not None and not has_name(part, self.fd, known):
+            raise FileNotFoundError(errno.ENOENT, f"{part} is not there")
+        try:
+            rename_new(self.fd, part, name)
+        except FileNotFoundError:
+            if known is not None:
+                raise
+            os.stat(name, dir_fd=self.fd, follow_symlinks=False)  # that one had done it, too
 
 
 class Segments:
@@ -134,6 +173,8 @@ class Segments:
         self._latest_ns = 0
         self._before = (0, 0)
         self._unsealed: list[Mapping[str, Any]] = []
+        self.gone: dict[str, int] = {}
+        """By name, the segments that were gone when they got their end; and their records."""
 
     def resume(
         self, capture: str, name: str, before: tuple[int, int], older: Sequence[str], fd: int = -1
@@ -162,8 +203,11 @@ class Segments:
                 fd = self.ask(OPEN, self.next.encode())
                 self._made[self.next] = identity(os.fstat(fd))
                 return fd
-            except (FileError, FileExistsError) as error:
-                if not isinstance(error.__cause__ or error, FileExistsError):  # the deputy's words
+            except (FileError, OSError) as error:
+                # In the deputy's words, where it was the deputy.
+                if is_absent(error):
+                    raise FolderGone(self.next) from error
+                if not isinstance(error.__cause__ or error, FileExistsError):
                     raise
             self._latest_ns += 1_000_000_000
         raise FileError(f"{self.next} exists")
@@ -230,10 +274,13 @@ class Segments:
         if records is not None:
             self._before = records, 0
 
-    def seal(self, written: Written, size_bytes: int, why: str) -> None:
+    def seal(
+        self, written: Written, size_bytes: int, why: str, is_gone: bool = False
+    ) -> None:
         """Give the segment that was written its name; see Written.rotation_error.
 
-        Where that fails it is tried again with the next one.
+        Where that fails it is tried again with the next one. is_gone: its file is not there any
+        more. The index says so then, and nothing is tried again.
         """
         records, lost = written.in_file.total(), written.lost
         line = {
@@ -246,15 +293,37 @@ class Segments:
         }
         self._before = records, lost
         self._unsealed.append(line)
+        if is_gone:
+            self._is_gone(line)
+        written.rotation_error = None
+        for each in list(self._unsealed):
+            try:
+                self._seal(each)
+            except (OSError, FileError) as error:
+                written.rotation_error = error
+                if not isinstance(error.__cause__ or error, FileExistsError):
+                    break
+
+    def _seal(self, line: Mapping[str, Any]) -> None:
+        """Give a segment its name. OSError, FileError."""
+        name = line["name"]
         try:
-            while self._unsealed:
-                first = self._unsealed[0]
-                os.close(self.ask(SEAL, json.dumps(first).encode()))
-                self._unsealed.pop(0)
-                self.sealed(first["name"], self._made.pop(first["name"], None))
-            written.rotation_error = None
+            os.close(self.ask(SEAL, json.dumps({**line, "file": self._made.get(name)}).encode()))
         except (OSError, FileError) as error:
-            written.rotation_error = error
+            if not is_absent(error):
+                raise
+            self._is_gone(line)
+            return
+        self._unsealed.remove(line)
+        self.sealed(name, self._made.pop(name, None))
+
+    def _is_gone(self, line: Mapping[str, Any]) -> None:
+        """Count a segment that is not there any more, and say so in the index."""
+        self._unsealed.remove(line)
+        self._made.pop(line["name"], None)
+        self.gone[line["name"]] = line.get("records", 0)
+        with suppress(OSError, FileError):
+            os.close(self.ask(SEAL, json.dumps({**line, "what": GONE}).encode()))
 
     @property
     def unsealed(self) -> list[str]:
@@ -271,6 +340,20 @@ class Segments:
             "capture": self.capture,
             "number": found.number if found is not None else 0,
         }
+
+
+class FolderGone(FileError):
+    """The folder of the segments was removed: no file can be made in it any more."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"cannot make {name}: the folder was removed while the capture ran",
+                         "start the capture again: it makes the folder")  # fmt: skip
+
+
+def is_absent(error: Exception) -> bool:
+    """Whether an answer says that what was asked for is not there: that does not change again."""
+    cause = error.__cause__ or error
+    return isinstance(cause, OSError) and cause.errno in _ABSENT
 
 
 @contextmanager

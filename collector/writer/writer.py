@@ -20,7 +20,8 @@ from tcpkmon.collector.ring.journal import Journal
 from tcpkmon.collector.writer.appender import Appender
 from tcpkmon.collector.writer.codec import Codec, File, Segment
 from tcpkmon.collector.writer.file_sink import HEADER_BYTES, FileSink
-from tcpkmon.collector.writer.segment_folder import Segments, write_first
+from tcpkmon.collector.writer.output_file import CHECK, pack_check
+from tcpkmon.collector.writer.segment_folder import Segments, is_absent, write_first
 from tcpkmon.collector.writer.tape import Beginning, Ending
 from tcpkmon.collector.writer.written import Written
 from tcpkmon.formats.base.errors import FileError
@@ -49,6 +50,7 @@ class Writer(Appender):
         self._direct = direct
         self._segment: Segment | None = None
         self._closed_bytes = 0
+        self._gone: dict[str, int] = {}
 
     def open(self, first: Beginning, fd: int = -1) -> None:
         """Make the first files, with their beginnings. fd: of the segment. FileError, OSError."""
@@ -126,6 +128,14 @@ class Writer(Appender):
     def close(self) -> None:
         """seal(), at the end of the capture."""
         self.seal("the end")
+        if self._segments is not None and not self._is_there("", (0, 0)):
+            self._gone[""] = 0
+
+    @property
+    def gone(self) -> dict[str, int]:
+        """By name, files that were removed, moved or replaced while they were written, with their
+        records; "": the output itself. Complete after close()."""
+        return {**self._gone, **(self._segments.gone if self._segments is not None else {})}
 
     def kill(self, counts: Mapping[int, int]) -> None:
         """By CPU, records that were killed so far, of which what is written next tells."""
@@ -208,10 +218,35 @@ class Writer(Appender):
         self.tally.settle()
         size_bytes = sum(file.sink.end_bytes for file in files.values())
         self._closed_bytes += size_bytes
-        for file in files.values():
+        gone = {}
+        for cpu, file in files.items():
+            name, known = self._name(cpu), file.sink.identity
+            if known is not None and not self._is_there(name, known):
+                gone[name] = file.records
             self.written.sync_error = file.sink.close() or self.written.sync_error
-        if self._segments is not None:
-            self._segments.seal(self.written, size_bytes, why)
+        if self._segments is None:
+            self._gone |= gone
+            return
+        is_gone = len(gone) == len(files)
+        if not is_gone:  # of a log, files of some CPUs
+            self._gone |= gone
+        self._segments.seal(self.written, size_bytes, why, is_gone)
+
+    def _name(self, cpu: int) -> str:
+        """Of a file, in the output."""
+        inner = str(cpu) if self._codec.per_cpu else ""
+        segment = self._segments.name if self._segments is not None else ""
+        return "/".join(filter(None, (segment, inner)))
+
+    def _is_there(self, name: str, known: tuple[int, int]) -> bool:
+        """Whether this file is under its name; True where nobody can say."""
+        ask = self._segments.ask if self._segments is not None else self._open_file
+        try:
+            if ask is not None:
+                os.close(ask(CHECK, pack_check(name, known)))
+        except (OSError, FileError) as error:
+            return not is_absent(error)
+        return True
 
     def _note_segment(self, number: int) -> None:
         """All files of this segment have their beginnings."""

@@ -37,7 +37,7 @@ class UsageError(TcpkmonError):
 
 
 class LossError(TcpkmonError):
-    """Events were lost and --fail-on-loss was given."""
+    """Events were lost: because of the disk, in a file that is gone, or with --fail-on-loss."""
 
     exit_code = 3
 

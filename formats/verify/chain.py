@@ -53,9 +53,11 @@ class _Capture:
         what, original = line.get("what"), parse_name(name)
         if what == "deleted":
             self.deleted.add(number)
-        elif what in ("sealed", "repaired", "archived"):
+        elif what in ("sealed", "repaired", "archived", "gone"):
             self.deleted.discard(number)
             self.sealed[number] = original.original if original is not None else name
+        if what == "gone":
+            self.sealed[number] += " was removed, moved or replaced while it was written: it"
         if what == "repaired":
             self.counts.pop(number, None)
         elif what == "sealed" and type(records := line.get("records")) is int:
