@@ -12,7 +12,7 @@ import click
 from tcpkmon.formats.base.cli import CLOCKS
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.files import already_there
-from tcpkmon.formats.commands.proof import contradicted, tell_missing
+from tcpkmon.formats.commands.proof import tell_missing, worst
 from tcpkmon.formats.commands.shared import files_argument, output_option, refuse_input
 
 FORMATS = ("perl", "json", "csv", "spreadsheet", "parquet")
@@ -67,7 +67,7 @@ def command(files: tuple[Path, ...], **asked: Any) -> int:
         _check_output(files, asked["output"], asked["form"])
         FORMS[asked["form"]](logs, asked["output"], asked["force"])
         code = max(tell_missing("tcpkmon decode", reader) for reader in readers)
-    return code or contradicted("tcpkmon decode", files)
+    return worst("tcpkmon decode", code, files)
 
 
 def _check_output(files: tuple[Path, ...], output: Path | None, form: str) -> None:

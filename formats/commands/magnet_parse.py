@@ -11,7 +11,7 @@ import click
 
 from tcpkmon.formats.base.cli import CLOCKS
 from tcpkmon.formats.base.errors import FileError, UsageError
-from tcpkmon.formats.commands.proof import contradicted, tell_missing
+from tcpkmon.formats.commands.proof import tell_missing, worst
 from tcpkmon.formats.commands.shared import PATH
 
 
@@ -78,7 +78,7 @@ def command(
         logs.write_style(TabStyle(clock, NATIVE[reader.file.layout.data]), out)
         out.flush()
         code = tell_missing("tcpkmon magnet-parse", reader)
-    return code or (contradicted("tcpkmon magnet-parse", [file]) if layout is None else 0)
+    return worst("tcpkmon magnet-parse", code, [file]) if layout is None else code
 
 
 def _parse(text: str) -> tuple[int, str]:

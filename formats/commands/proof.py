@@ -26,11 +26,19 @@ _MOST_SHOWN = 10
 def exit_code(name: str, read: Told, paths: Iterable[Path], known: Known | None = None) -> int:
     """That of the command `name`, which read these paths to their end: 5, 3 or 0.
 
-    A reader counts what it sees missing. Where that is nothing, the captures' own ledgers and
-    index are asked, as verify does, and what they say otherwise is printed. known: what verify says
-    of them, if it was asked already. FileError.
+    A reader counts what it sees missing. The captures' own ledgers and index are asked, too, as
+    verify does, and what they say otherwise is printed: the code is that of verify. known: what
+    verify says of them, if it was asked already. FileError.
     """
-    return exit_code_of(read) or contradicted(name, paths, known=known)
+    return worst(name, exit_code_of(read), paths, known)
+
+
+def worst(name: str, code: int, paths: Iterable[Path], known: Known | None = None) -> int:
+    """The exit code of a command that itself counted losses (3), damage (5) or nothing (0), or that
+    of verify, whichever is worse."""
+    if code == DamagedError.exit_code:
+        return code
+    return max(code, contradicted(name, paths, worst_only=code != 0, known=known))
 
 
 def contradicted(

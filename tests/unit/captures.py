@@ -142,13 +142,14 @@ class CaptureBuilder:
             self._snapshot(cpu, location, self.serials[cpu], None)
 
     def nested(self, cpu: int = 0, location: int = 1, ns: int = 500_000) -> None:
-        """Two events of which the second interrupted the first after it took its serial."""
+        """Two events of which the second interrupted the first after it took its serial: in the
+        file they are in the order of serials, as the sequencer sorts them."""
         serial = self.serials[cpu]
         self.serials[cpu] += 2
         self._of(cpu, location).update(attempts=2, written=2, in_file=2)
         self.mono_ns += ns
-        self._snapshot(cpu, location, serial + 2, self.mono_ns - ns)
         self._snapshot(cpu, location, serial + 1, self.mono_ns)
+        self._snapshot(cpu, location, serial + 2, self.mono_ns - ns)
 
     def existing(self, count: int = 1) -> None:
         """Connections that were open before: through the rings like all others."""

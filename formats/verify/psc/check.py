@@ -163,7 +163,7 @@ class _Decoder(Decoder):
         yield from self._told(rows)
         plain = np.flatnonzero((location > 0) & (location < POINTS) & ~mask)
         cpu = self._cpus(segment, plain)
-        self._times(segment, plain)
+        self._times(segment, location, plain)
         if self._has_group:
             self._unnamed.feed(segment.numbers("cgroup")[plain])
         index, keys = plain + segment.start, cpu * POINTS + location[plain]
@@ -228,7 +228,7 @@ class _Decoder(Decoder):
         cpu[beyond] = 0
         return cpu
 
-    def _times(self, segment: Segment, plain: I64) -> None:
+    def _times(self, segment: Segment, location: I64, plain: I64) -> None:
         if not self._has_time:
             return
         time = segment.time_ns()
@@ -236,6 +236,9 @@ class _Decoder(Decoder):
             mono = segment.wide("time_ns")
             there = np.flatnonzero(mono)
             self._clock.feed_both(there + segment.start, time[there], mono[there])
+            # What a file repeats of its connections, and what it lists, has times of its own.
+            merged = plain[location[plain] != control.EXISTING]
+            self._clock.feed_merged(merged + segment.start, mono[merged])
         else:
             self._clock.feed_time(plain + segment.start, time[plain])
 

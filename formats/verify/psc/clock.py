@@ -27,6 +27,7 @@ class ClockCheck:
         self._least: int | None = None
         self._most: int | None = None
         self._back_ns = 0
+        self._last_ns: int | None = None
         self._far: list[tuple[int, int]] = []  # (time - time_ns, entry)
         self._jumps: list[tuple[int, int]] = []  # (ns, entry)
         self._last_time: int | None = None
@@ -79,6 +80,19 @@ class ClockCheck:
         if room > 0 and len(far):
             far = far[:room]
             self._far.extend(zip(offset[far].tolist(), index[far].tolist(), strict=True))
+
+    def feed_merged(self, index: I64, time_ns: I64) -> None:
+        """Records of all CPUs: the file has them in the order of time, but for interrupts."""
+        if not len(index):
+            return
+        places, by_ns = runs_back(time_ns, self._last_ns)
+        self._last_ns = int(time_ns[-1])
+        self._problems.add_each(
+            np.arange(len(places)),
+            index[places],
+            lambda at: f"time_ns runs back by {by_ns[at]} ns: the records are not in order",
+            rest=True,
+        )
 
     def feed_time(self, index: I64, time: I64) -> None:
         """Snapshots without time_ns, in order of the file: `time` runs on but for clock steps."""

@@ -2,8 +2,9 @@
 """Each CPU's serials are continuous but for counted losses, and times in the order of serials.
 
 The serial is taken in the kernel before the output, so a record that is missing leaves a hole.
-Programs nest, so records of one CPU may be in the file a little out of the order of their
-serials; a CPU's serials are therefore kept as a set of intervals, whatever the order.
+Programs nest, so records of one CPU may be in its ring a little out of the order of their
+serials; the sequencer sorts them, so in the file serials rise. LOSS entries come later, so a CPU's
+serials are kept as a set of intervals, whatever the order.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class CpuSerials:
     """Serials in holes that were merged away to bound memory."""
     marked: int = 0
     """End of the highest interval when the last checkpoint was met."""
+    in_file: int = 0
+    """The serial of the last record so far, in the order of the file."""
     last_serial: int = 0
     last_time_ns: int = 0
 
@@ -144,6 +147,7 @@ class SerialCheck:
 
     def _feed_cpu(self, cpu: int, index: I64, serial: U64, time_ns: I64 | None) -> None:
         state = self._cpu(cpu)
+        self._in_order(state, cpu, index, serial)
         if np.any(serial[1:] < serial[:-1]):
             order = np.argsort(serial, kind="stable")
             index, serial = index[order], serial[order]
@@ -158,6 +162,18 @@ class SerialCheck:
             self._twice(cpu, twice, int(index[np.searchsorted(serial, twice[0]) % len(index)]))
         if time_ns is not None:
             self._order(state, cpu, index, serial, time_ns)
+
+    def _in_order(self, state: CpuSerials, cpu: int, index: I64, serial: U64) -> None:
+        """The sequencer sorts a CPU's records by serial, so the file has them in that order."""
+        before = np.append(np.uint64(state.in_file), serial[:-1])
+        state.in_file = int(serial[-1])
+        what = f"serial {{}} of CPU {cpu} follows serial {{}}: the records are not in order"
+        self._problems.add_each(
+            np.flatnonzero(serial < before),
+            index,
+            lambda at: what.format(serial[at], before[at]),
+            rest=True,
+        )
 
     def _twice(self, cpu: int, serials: U64, entry: int) -> None:
         self._problems.add(entry, f"serial {serials[0]} of CPU {cpu} is there twice")
