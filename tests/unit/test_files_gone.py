@@ -17,8 +17,7 @@ from tcpkmon.collector.writer.segment_folder import FolderGone
 from tcpkmon.formats.base.segments import INDEX, find_segments, hidden, parse_name
 from tcpkmon.formats.registry import format_of
 from tests.unit.failing_calls import FaultyCalls
-from tests.unit.log_maker import LogMaker
-from tests.unit.segment_maker import CPUS, Maker
+from tests.unit.makers import CPUS, LogMaker, Maker
 
 MAKERS = [Maker, LogMaker]
 LOG = "kernlog.dump.cpu"

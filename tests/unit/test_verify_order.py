@@ -13,7 +13,7 @@ import pytest
 
 from tcpkmon.formats.psc.reader import open_capture
 from tcpkmon.formats.verify import verify_file
-from tests.unit.segment_maker import CPUS, Maker
+from tests.unit.makers import CPUS, Maker
 
 Rows = npt.NDArray[Any]
 NUMBERS = ("seq_no", "seq")
