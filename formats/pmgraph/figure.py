@@ -41,6 +41,7 @@ _FIRST_PANEL_INCHES = 2.7
 _PANEL_INCHES = 1.55
 _BAND_INCHES = 0.62
 _TITLE_INCHES = 0.55
+_LEGEND_LINE_INCHES = 0.19
 _MOST_NAMED = 16
 
 
@@ -125,7 +126,19 @@ def _save_pdf(pages: Sequence[Page], out: BinaryIO, size: tuple[int, int] | None
 
 def _heights(page: Page) -> list[float]:
     rest = [_BAND_INCHES if one.bands else _PANEL_INCHES for one in page.panels[1:]]
-    return [_FIRST_PANEL_INCHES * (1.5 if any(one.bands for one in page.panels) else 1), *rest]
+    first = _FIRST_PANEL_INCHES * (1.5 if any(one.bands for one in page.panels) else 1)
+    return [max(height, _legend_inches(page, panel))
+            for height, panel in zip([first, *rest], page.panels, strict=True)]  # fmt: skip
+
+
+def _legend_inches(page: Page, panel: Panel) -> float:
+    """How high the legend beside a panel may be: a connection has two lines in it."""
+    if len(panel.lines) < 2:
+        return 0.0
+    lines = sum(2 if "\u2192" in line.label else 1 for line in panel.lines)
+    if page.panels[0] is panel:
+        lines += len({name for _, name, _ in page.events}) + 1
+    return lines * _LEGEND_LINE_INCHES
 
 
 def _draw_page(part: Any, page: Page) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -279,6 +280,24 @@ def test_most_twelve_connections(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert "8 of 20 connections left out" in capfd.readouterr().err
     chosen = tuple((2000 + number, 80) for number in range(20))
     assert len(pages_of(path, "snd_cwnd", connections=chosen)[0]) == 20
+
+
+def test_a_legend_of_many_connections_leaves_room_for_the_graph(tmp_path: Path) -> None:
+    builder = Builder(tcpkmon=True)
+    for number in range(11):
+        for step in range(3):
+            builder.add(step, 2000 + number, 80, conn_id=number + 1, snd_cwnd=1000 + step)
+    builder.end(30)
+    (page,), _ = pages_of(builder.write(tmp_path / "a.pm"), "snd_cwnd", by_parameter=True)
+    (panel,) = page.panels
+    lines = tuple(replace(line, label=f"10.0.0.1:{2000 + number} \u2192 10.0.0.2:80")
+                  for number, line in enumerate(panel.lines))  # fmt: skip
+    figure = figures.draw([replace(page, panels=(replace(panel, lines=lines),))])
+    figure.draw_without_rendering()
+    height = figure.bbox.height
+    (axes,) = figure.axes
+    assert axes.get_window_extent().height > height / 2
+    assert axes.get_legend().get_window_extent().height < height
 
 
 def test_records_of_unknown_sockets_join_no_connection(tmp_path: Path) -> None:
