@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,12 +60,13 @@ def command(
 
     FILE is a PSC file, a Klogger log or a folder of them, of the schema tcp; collect --requests
     records what makes times exact, other captures give bounds. An exchange is what one side sent
-    until the other side sends, and that answer. Exit code 3: records were lost, or the end is
-    unknown; the column certain says of which exchanges.
+    until the other side sends, and that answer. Of a connection with both ends in the capture the
+    text has the client's view, so each exchange once; tables have both. Exit code 3: records were
+    lost, or the end is unknown; the column certain says of which exchanges.
     """
     import numpy as np
 
-    from tcpkmon.formats.analysis.exchanges import asked_meanwhile, did_meanwhile, exchanges
+    from tcpkmon.formats.analysis.exchanges import each_once, exchanges
     from tcpkmon.formats.analysis.why import Source, has_waits, rows_of
     from tcpkmon.formats.registry import group
 
@@ -89,13 +91,40 @@ def command(
             for row in rows_of(table):
                 click.echo(json.dumps(row))
         else:
-            meanwhile = [asked_meanwhile(table, whole, slowest)]
-            meanwhile += [did_meanwhile(paths, table, slowest)] if resolved else []
+            rows, both = each_once(table)
+            table = {name: values[rows] for name, values in table.items()}
+            meanwhile = _meanwhile(table, whole, slowest, paths if resolved else ())
             if not len(table["conn_id"]) and (ports or where):
                 click.echo("no such exchange in this capture")
             else:
                 _print(table, most, slowest, verbose, meanwhile, origin)
+                if both:
+                    say(f"tcpkmon requests: both ends of {both} connection{'s' * (both != 1)} are "
+                        "in the capture: the client's view is shown (the server's: --where "
+                        "'request.side == \"server\"')")  # fmt: skip
     return code
+
+
+def _meanwhile(
+    table: Table, whole: Table, slowest: int, log: Sequence[Path]
+) -> dict[int, list[str]]:
+    """What servers did while the slowest of these exchanges waited for them, by row. whole: all of
+    the capture. log: a log with events of sched, or nothing."""
+    from tcpkmon.formats.analysis.exchanges import (
+        asked_meanwhile,
+        did_meanwhile,
+        served,
+        slowest_of,
+    )
+
+    rows = slowest_of(table, slowest)
+    at = served({name: values[rows] for name, values in table.items()}, whole)
+    rows, at = rows[at >= 0], at[at >= 0]
+    answered = {name: values[at] for name, values in whole.items()}
+    found = [asked_meanwhile(answered, whole, slowest)]
+    found += [did_meanwhile(log, answered, slowest)] if log else []
+    return {row: [told[one] for told in found if one in told]
+            for one, row in enumerate(rows.tolist())}  # fmt: skip
 
 
 def _check(outputs: tuple[Path, ...], files: tuple[Path, ...], force: bool) -> None:
@@ -121,7 +150,7 @@ def _write(table: Table, path: Path, force: bool) -> None:
 
 
 def _print(
-    table: Table, most: int, slowest: int, verbose: bool, meanwhile: list[dict[int, str]],
+    table: Table, most: int, slowest: int, verbose: bool, meanwhile: dict[int, list[str]],
     origin: int,
 ) -> None:
     import numpy as np
@@ -160,19 +189,25 @@ def _print(
         click.echo("the slowest:")
         for at in slow.tolist():
             click.echo(for_terminal(f"    {story(row_of(table, at), origin)}"))
-            for told in meanwhile:
-                if at in told:
-                    click.echo(for_terminal(f"        {told[at]}"))
+            for told in meanwhile.get(at, ()):
+                click.echo(for_terminal(f"        {told}"))
     if table["pipelined"].any():
-        say("tcpkmon requests: pipelined requests, or several at once on one connection as in "
-            "HTTP/2: the byte streams alone do not tell single ones apart")  # fmt: skip
+        count = len(np.unique(table["conn_id"][table["pipelined"]]))
+        say(f"tcpkmon requests: pipelined: on {count} connection{'s' * (count != 1)} several "
+            "requests were under way at once (as in HTTP/2), and single ones cannot be told apart: "
+            "an exchange there may be several of them, or parts")  # fmt: skip
 
 
 def _print_parts(summary: Any, side: str) -> None:
     from tcpkmon.formats.analysis.exchanges.story import NAMES
+    from tcpkmon.formats.analysis.exchanges.summary import LEAST, SHARES
     from tcpkmon.formats.analysis.why.words import human_time
 
-    lines = make_table(("", "p50", "p95", "p99", "max", "share"), left="")
+    if not summary.measured:
+        return
+    some = SHARES if summary.measured >= LEAST else ()
+    of = "" if summary.measured == summary.count else f"of {summary.measured} that are known whole"
+    lines = make_table((of, *(f"p{one}" for one in some), "max", "share"), left=of)
     for name, part in summary.parts.items():
         if name in NAMES[side]:
             share = f"{100 * summary.share[name]:.0f} %" if name in summary.share else ""

@@ -2,7 +2,7 @@
 """Requests and answers of connections: who waited for whom, and for how long.
 
 streams, advances   how far both byte streams have come at each snapshot, and since when
-overlap             connections with several requests at once
+overlap             what both ends say: several requests at once, and each exchange once
 cutting             cuts them into requests and answers, piece by piece
 table, columns      the table of them
 summary, story, picture, waiting, meanwhile   for people
@@ -11,6 +11,7 @@ summary, story, picture, waiting, meanwhile   for people
 from tcpkmon.formats.analysis.exchanges.columns import EXCHANGES, PARTS
 from tcpkmon.formats.analysis.exchanges.cutting import EXCHANGE, NULL, Exchanges
 from tcpkmon.formats.analysis.exchanges.meanwhile import asked_meanwhile, did_meanwhile
+from tcpkmon.formats.analysis.exchanges.overlap import each_once, served
 from tcpkmon.formats.analysis.exchanges.picture import draw_requests
 from tcpkmon.formats.analysis.exchanges.story import head, story
 from tcpkmon.formats.analysis.exchanges.streams import NEEDED, OPTIONAL, calls_of
@@ -22,6 +23,6 @@ from tcpkmon.formats.analysis.exchanges.waiting import Waited, waited
 __all__ = [
     "EXCHANGE", "EXCHANGES", "NEEDED", "NULL", "OPTIONAL", "PARTS", "Exchanges",
     "Waited", "as_arrow", "asked_meanwhile", "calls_of", "did_meanwhile",
-    "draw_requests", "exchanges", "head", "make_cutter", "slowest_of", "story", "summarize",
-    "waited",
+    "draw_requests", "each_once", "exchanges", "head", "make_cutter", "served", "slowest_of",
+    "story", "summarize", "waited",
 ]  # fmt: skip

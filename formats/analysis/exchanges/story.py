@@ -29,6 +29,13 @@ NAMES = {
                "response": "answer", "total": "all"},
 }  # fmt: skip
 """What a part is for each side."""
+_SPENT = {
+    "client": {"request": "writing the requests", "think": "waiting for the server's answers",
+               "network": "on the path's round trips", "response": "receiving the answers",
+               "read": "before its process read the answers"},
+    "server": {"request": "receiving the requests", "response": "sending the answers",
+               "think": "in its own program, before it answered"},
+}  # fmt: skip
 
 
 def ends(row: Mapping[str, Any]) -> str:
@@ -45,25 +52,28 @@ def story(row: Mapping[str, Any], origin_ns: int) -> str:
     texts = [_SAID[row["side"]][name].format(human_time(ns / 1000)) for name, ns in told
              if total and ns >= _LEAST * total]  # fmt: skip
     sums = [*(ns for _, ns in told), 0]
-    if told and total and sums[0] - sums[1] >= 2 * row["uncertain_ns"]:
+    unknown = row["uncertain_ns"] >= total > 0
+    if unknown:
+        texts = ["where its time went is not known"]
+    elif told and total and sums[0] - sums[1] >= 2 * row["uncertain_ns"]:
         texts[0] += f", {100 * told[0][1] / total:.0f} % of the time"
     if row["retransmits"]:
         texts.append(f"segments were sent again {row['retransmits']} times meanwhile")
     if row["pipelined"]:
-        texts.append("several requests were under way at once on its connection, so it may be "
-                     "several of them, or parts")  # fmt: skip
+        texts.append("pipelined")
     if not row["certain"]:
         lost = row["lost_records"]
         texts.append(f"{lost} records are missing meanwhile" if lost
                      else "it may have begun before the capture")  # fmt: skip
-    if row["uncertain_ns"]:
+    if row["uncertain_ns"] and not unknown:
         texts.append(f"its times are uncertain by up to {human_time(row['uncertain_ns'] / 1000)}")
+    took = "a time that is not known" if unknown else human_time(total / 1000)
     who = f" ({row['comm']})" if row["comm"] else ""
     asked, answered = human_bytes(row["request_bytes"]), human_bytes(row["response_bytes"])
     return (
         f"{ends(row)}, {row['side']}{who}: request {row['number']} at "
         f"{(row['start_ns'] - origin_ns) / 1e9:.6f} s, {asked} for {answered}, took "
-        f"{human_time(total / 1000)}: {'; '.join(texts) or 'nothing was waited for'}"
+        f"{took}: {'; '.join(texts) or 'nothing was waited for'}"
     )
 
 
@@ -71,17 +81,14 @@ def head(summary: Summary, side: str) -> str:
     """How many exchanges, and what most of their time was."""
     text = f"{summary.count} exchange{'s' * (summary.count != 1)}"
     if largest := summary.largest:
-        text += f", {100 * summary.share[largest]:.0f} % of their time is {NAMES[side][largest]}"
+        share = f"{100 * summary.share[largest]:.0f} % of their time"
+        text += f"; {share} was spent {_SPENT[side][largest]}"
     elif summary.share:
-        text += ", the largest part of their time is not known"
+        text += "; the largest part of their time is not known"
     for count, what in (
         (summary.unanswered, "without an answer"), (summary.pipelined, "pipelined"),
         (summary.inexact, "not exact"), (summary.uncertain, "not certain"),
     ):  # fmt: skip
         if count:
             text += f"; {count} {what}"
-    if summary.streams:
-        where = f"{summary.streams} connection{'s' * (summary.streams != 1)}"
-        text += (f"; on {where} several requests were under way at once: "
-                 "single ones cannot be told apart there")  # fmt: skip
     return text

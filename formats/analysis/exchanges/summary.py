@@ -12,15 +12,17 @@ from tcpkmon.formats.analysis.exchanges.columns import PARTS
 from tcpkmon.formats.analysis.why import Table
 
 SHARES = (50, 95, 99)
+LEAST = 3
+"""Of fewer exchanges a percentile says nothing."""
 SHOWN = (*PARTS, "total")
 _OF_TOTAL = PARTS[1:]
 
 
 @dataclass(frozen=True)
 class Part:
-    """n values of one part [ns]: percentiles of SHARES, the largest, and their sum."""
+    """One part [ns] of exchanges: percentiles of SHARES (none of fewer than LEAST exchanges), the
+    largest, and the sum."""
 
-    count: int
     percentiles: tuple[float, ...]
     most: float
     sum: float
@@ -28,22 +30,22 @@ class Part:
 
 @dataclass(frozen=True)
 class Summary:
-    """Exchanges of one side together. parts: by name of SHOWN, those that have values.
+    """Exchanges of one side together. parts: by name of SHOWN, those that have values, all of the
+    same exchanges: `measured` of them, of which all these parts are known.
 
     unanswered, inexact, uncertain, pipelined: how many of them. share: by name, 0 to 1, of the time
     from request to end that a part took; largest: the name of the largest one, "" without any and
-    where the bounds of the times leave it open. streams: on how many ends of connections single
-    requests cannot be told apart.
+    where the bounds of the times leave it open.
     """
 
     count: int
+    measured: int
     parts: dict[str, Part]
     share: dict[str, float]
     unanswered: int
     inexact: int
     uncertain: int
     pipelined: int
-    streams: int
     uncertain_ns: int
 
     @property
@@ -57,29 +59,42 @@ class Summary:
 
 def summarize(table: Table, at: Array) -> Summary:
     """The exchanges in these rows."""
+    columns = {name: table[f"{name}_ns"][at].astype(np.float64) for name in SHOWN}
+    columns = {name: values for name, values in columns.items() if not np.isnan(values).all()}
+    same = _known(columns, len(at))
+    if "wait" in columns and not same.any():  # the pause before the first one is not known
+        del columns["wait"]
+        same = _known(columns, len(at))
+    if "total" not in columns:
+        same[:] = False
     parts = {}
-    for name in SHOWN:
-        values = table[f"{name}_ns"][at].astype(np.float64)
-        values = values[~np.isnan(values)]
-        if len(values):
-            found = tuple(np.percentile(values, SHARES).tolist())
-            parts[name] = Part(len(values), found, float(values.max()), float(values.sum()))
+    for name in columns if same.any() else ():
+        values = columns[name][same]
+        few = len(values) < LEAST
+        found = () if few else tuple(np.percentile(values, SHARES).tolist())
+        parts[name] = Part(found, float(values.max()), float(values.sum()))
     whole = sum(parts[name].sum for name in _OF_TOTAL if name in parts)
     share = {name: parts[name].sum / whole for name in _OF_TOTAL if name in parts and whole}
     return Summary(
-        len(at), parts, share,
+        len(at), int(same.sum()), parts, share,
         unanswered=int((table["response_bytes"][at] == 0).sum()),
         inexact=int((~table["exact"][at]).sum()),
         uncertain=int((~table["certain"][at]).sum()),
         pipelined=int(table["pipelined"][at].sum()),
-        streams=len(np.unique(table["conn_id"][at][table["pipelined"][at]])),
-        uncertain_ns=int(table["uncertain_ns"][at].sum()),
+        uncertain_ns=int(table["uncertain_ns"][at][same].sum()),
     )  # fmt: skip
 
 
+def _known(columns: dict[str, Array], count: int) -> Array:
+    """(n,) whether all of them have a value."""
+    found = np.ones(count, np.bool_)
+    for values in columns.values():
+        found &= ~np.isnan(values)
+    return found
+
+
 def slowest(table: Table, most: int) -> Array:
-    """The rows of those that took longest, the longest first; of both ends of one connection both
-    are there."""
+    """The rows of those that took longest, the longest first."""
     total = np.nan_to_num(table["total_ns"].astype(np.float64), nan=-1.0)
     order = np.argsort(-total, kind="stable")
     return order[total[order] >= 0][:most]

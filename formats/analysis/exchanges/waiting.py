@@ -19,6 +19,7 @@ from tcpkmon.formats.analysis.why.words import human_time
 
 _SUMS = ("wait_ns", "think_ns", "network_ns", "read_ns", "uncertain_ns", "pipelined")
 _LEAST = 0.05
+_UNKNOWN = ", for how long is not known"
 
 
 _FREE = ("idle", "app", "unknown", "closing")
@@ -42,8 +43,8 @@ class Waited:
         texts = self._as_client(one) if self.is_client else self._as_server(one)
         told = sorted((item for item in texts if item[0] >= _LEAST * duration),
                       key=lambda item: -item[0])  # fmt: skip
-        sentences = [(ns / duration, f"{text}, {min(100 * ns / duration, 100):.0f} % of the "
-                      f"time{more}") for ns, text, more in told]  # fmt: skip
+        sentences = [(ns / duration, f"{text}{_share(ns, duration, more)}{more}")
+                     for ns, text, more in told]  # fmt: skip
         return sentences, min(sum(ns for ns, _, _ in texts) / duration, 1.0)
 
     def _waits(self, one: Connection) -> dict[str, int]:
@@ -54,7 +55,7 @@ class Waited:
                  "pause": self.pause_ns, "read": 0, "network": 0}  # fmt: skip
         if self.is_client:
             found |= {"read": sums["read_ns"], "network": sums["network_ns"]}
-        free = sum(one.limit_ns.get(name, 0) for name in _FREE)
+        free = min(sum(one.limit_ns.get(name, 0) for name in _FREE), _duration(one))
         beyond = max(sum(found.values()) - free, 0)
         for name in found:  # the least sure ones first
             cut = min(beyond, found[name])
@@ -74,7 +75,7 @@ class Waited:
             ": its program, or the path, which may take longer than its shortest round trip"
         )  # fmt: skip
         return [
-            (think, f"waited {_time(think)} for the server's answer{many}",
+            (think, f"waited{self._long(think)} for the server's answer{many}",
              self._unsure(think, one) + whose),
             (pause, f"its own program paused {_time(pause)} before the next request", ""),
             (read, f"its own program read the answers {_time(read)} late, together", ""),
@@ -92,20 +93,31 @@ class Waited:
         )
         rest = "" if is_local(one) else ": or the rest of that request was still missing"
         return [
-            (think, f"its own program took {_time(think)} to answer"
+            (think, f"its own program took{self._long(think) or ' time'} to answer"
              + f" {count} requests" * (count > 1), self._unsure(think, one)),
             (pause, f"waited {_time(pause)} for the client's next request", path),
             (unanswered, f"its own program did not answer the last request, for "
              f"{_time(unanswered)}", rest),
         ]  # fmt: skip
 
+    def _long(self, think: int) -> str:
+        return "" if self.sums["uncertain_ns"] >= think else f" {_time(think)}"
+
     def _unsure(self, think: int, one: Connection) -> str:
         unsure, text = self.sums["uncertain_ns"], ""
-        if 20 * unsure > think:
-            text = f" (uncertain by up to {_time(min(unsure, _duration(one)))})"
+        if unsure >= think:
+            text = _UNKNOWN
+        elif 20 * unsure > think:
+            text = f" (uncertain by up to {_time(unsure)})"
         if self.sums["pipelined"]:
             text += " (several at once, which the byte streams do not tell apart)"
         return text
+
+
+def _share(ns: int, duration: int, more: str) -> str:
+    if more.startswith(_UNKNOWN):
+        return ""
+    return f", {min(100 * ns / duration, 100):.0f} % of the time"
 
 
 def _duration(one: Connection) -> int:
