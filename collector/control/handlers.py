@@ -37,6 +37,8 @@ _PUBLIC = (
     "segment", "segment_bytes", "rotation_failing", "shed_level", "shed_events", "lost", "events",
 )  # fmt: skip
 """Of the status, for everybody."""
+_RINGS_PART = 16
+"""Of the memory, for rings that are made larger."""
 
 
 class Handlers:
@@ -67,6 +69,8 @@ class Handlers:
         self._watching = watching or Watching(None, {})
         self.changes = Changes(kernel, rings, stream)
         self._on = dict.fromkeys(kernel.states(), True)
+        pages = os.sysconf("SC_PHYS_PAGES") // _RINGS_PART // os.sysconf("SC_NPROCESSORS_ONLN")
+        self._most_buffer_bytes = max(kernel.buffer_bytes, pages * os.sysconf("SC_PAGESIZE"))
         self._dumped_s: list[float] = []
         """When the group asked for dumps."""
         self.next_file: Callable[[str], None] = lambda why: None
@@ -213,8 +217,15 @@ class Handlers:
         return {"dump": number, "folder": self._request.output, "after_s": after_s}
 
     def set_buffer_bytes(self, n: int) -> dict[str, Any]:
-        """Give each CPU a new ring: the largest power of two of pages in `n` bytes."""
+        """Give each CPU a new ring: the largest power of two of pages in `n` bytes.
+
+        The rings of all CPUs have a sixteenth of the memory at most, or what they began with: the
+        group may ask for it, and this process maps it."""
         self._refuse_while_enabled("the buffer size")
+        if n > self._most_buffer_bytes:
+            most = self._most_buffer_bytes >> 20
+            raise UsageError(f"{n >> 20:,} MiB for each CPU: {most:,} are the most for a capture "
+                             "that runs", "begin one with a larger --buffer-size")  # fmt: skip
         self._resize(pages_of(n), self._kernel.low_water_percent)
         return {"buffer_bytes": self._kernel.buffer_bytes}
 

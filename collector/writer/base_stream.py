@@ -261,7 +261,8 @@ class Stream:
         """About how large the file is, with what waits for the writing thread."""
         if self.codec.per_cpu:  # the rings' rows are larger than what is written of them
             return self._writer.segment_bytes() + self._spool.waiting_bytes
-        return self._segment_bytes
+        # Control entries count too, which members of the control group can cause.
+        return max(self._segment_bytes, self._writer.segment_bytes() - self._writer.head_bytes)
 
     def rotate(self, books: Books, clock: Clock, why: str) -> None:
         """End the file after all that was released, and begin the next one: see writer.py.

@@ -50,6 +50,8 @@ class Writer(Appender):
         self._direct = direct
         self._segment: Segment | None = None
         self._closed_bytes = 0
+        self.head_bytes = 0
+        """Of the files that are written now: what they begin with."""
         self._gone: dict[str, int] = {}
 
     def open(self, first: Beginning, fd: int = -1) -> None:
@@ -57,6 +59,7 @@ class Writer(Appender):
         self._segment = self._describe(first, first.cpus, None)
         for cpu in first.cpus:
             self._add(cpu, fd)
+        self.head_bytes = self.segment_bytes()
         self._note_segment(self.written.segment)
 
     def go_on(self, files: Sequence[File], first: Beginning) -> None:
@@ -111,6 +114,7 @@ class Writer(Appender):
         segments.begin(None if ended else self.written.in_file.total())
         if first.states is not None:
             self._repeat(first.states)
+        self.head_bytes = self.segment_bytes()
 
     def end(self, last: Ending) -> bool:
         """End the files that are written; False where none of them could be ended."""

@@ -12,6 +12,7 @@ from tcpkmon.formats.base.control import Change
 from tcpkmon.formats.base.text import some_of
 
 _MOST_NAMES = 4
+_MOST_SPANS = 20
 _SECOND_NS = 1_000_000_000
 
 
@@ -90,6 +91,11 @@ def describe(
         was = "was" if len(names) == 1 else "were"
         shown = some_of(list(dict.fromkeys(names)), _MOST_NAMES)
         lines.append(f"{shown} {was} off from {iso(epoch_ns(begin_ns))} to {until}{who}")
+    if len(lines) > _MOST_SPANS:
+        more = [*groups][_MOST_SPANS - 1 :]
+        off_s = sum(end_ns - begin_ns for begin_ns, end_ns, _ in more if end_ns is not None)
+        told = f"and {len(more):,} more times, {off_s / _SECOND_NS:.3f} s in all"
+        lines[_MOST_SPANS - 1 :] = [told]
     return lines
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, cast
 
 import pytest
@@ -123,6 +124,10 @@ def test_the_next_file_says_how_large_the_rings_are() -> None:
     handlers.set_enabled(None, False)
     handlers.set_buffer_bytes(1 << 20)
     handlers.set_low_water(40)
+    assert kernel.told == {"buffer_bytes": 1 << 20, "low_water_percent": 40}
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    with pytest.raises(UsageError, match="are the most for a capture that runs"):
+        handlers.set_buffer_bytes(memory // 16)  # of each of several CPUs
     assert kernel.told == {"buffer_bytes": 1 << 20, "low_water_percent": 40}
 
 

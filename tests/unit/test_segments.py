@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -261,3 +262,18 @@ def test_sizes_and_commands() -> None:
             wrong.check()
     assert EndReason.ROTATED == 6
     assert Segments
+
+
+def test_control_entries_make_a_file_large_too(tmp_path: Path) -> None:
+    """Members of the control group cause them: a file that has no records ends at its size too."""
+    maker = Maker(tmp_path / "out")
+    maker.records(5)
+    before = maker.stream.segment_bytes
+    for number in range(2000):
+        maker.mark(number)
+    maker.checkpoint()
+    until_s, grown = time.monotonic() + 20, 1000 * maker.info.entry_size
+    while maker.stream.segment_bytes < before + grown:
+        assert time.monotonic() < until_s, maker.stream.segment_bytes
+        time.sleep(0.01)
+    maker.close()

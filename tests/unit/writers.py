@@ -25,7 +25,7 @@ def psc_writer(
     now_ns: Callable[[], int] = time.monotonic_ns,
 ) -> Writer:
     codec = PscCodec()
-    codec.encode(dtype, to_epoch)
+    codec.unit, codec._dtype, codec._to_epoch = dtype.itemsize, dtype, to_epoch
     writer = Writer(codec, written, now_ns=now_ns)
     writer.files[ALL] = File(ALL, sink)
     return writer
