@@ -52,19 +52,24 @@ static __always_inline struct known *known_row(u64 number) {
     return known_sockets.lookup(&place);
 }
 
+/* The process, by the name of its first thread: others have names of their own. */
 static __always_inline void read_caller(const int direct, struct caller *caller) {
     if (direct) {
         struct task_struct *task = bpf_get_current_task_btf();
-        const volatile u64 *comm = (const volatile u64 *)(void *)&task->comm;
+        struct task_struct *leader = GET(task, group_leader);
+        const volatile u64 *comm = (const volatile u64 *)(void *)&leader->comm;
 
         caller->pid = GET(task, tgid);
         caller->comm[0] = comm[0];
         caller->comm[1] = comm[1];
     } else {
+        struct task_struct *task = (struct task_struct *)bpf_get_current_task();
+        struct task_struct *leader = 0;
+
         caller->pid = bpf_get_current_pid_tgid() >> 32;
-        /* Some kernels (6.1) do not write behind the end of the name. */
         caller->comm[0] = caller->comm[1] = 0;
-        bpf_get_current_comm(caller->comm, sizeof(caller->comm));
+        bpf_probe_read_kernel(&leader, sizeof(leader), (void *)&task->group_leader);
+        bpf_probe_read_kernel(caller->comm, sizeof(caller->comm), (void *)&leader->comm);
     }
 }
 

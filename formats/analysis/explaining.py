@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tcpkmon.formats.analysis.exchanges import waited
 from tcpkmon.formats.analysis.why import (
     Connection,
+    HostSettings,
     Peers,
     Source,
     Table,
@@ -40,6 +41,7 @@ class Explaining:
     def __init__(self, paths: Paths, table: Table, ids: NDArray[Any]) -> None:
         self._table, self._peers = table, Peers(table)
         with Source(*paths) as source:
+            self._settings = HostSettings(source)
             self._asked = waited(source, table, ids)
 
     def of(self, table: Table, rows: NDArray[np.int64]) -> Iterator[Explained]:
@@ -53,6 +55,9 @@ class Explaining:
                 one.requests = [text for _, text in told]
                 one.requests_shares = [part for part, _ in told]
             peer = None if other is None else next(peers)
+            for end in (one, peer):
+                if end is not None:
+                    end.sysctl = self._settings.of(end)
             yield Explained(one, peer, verdict(one, peer))
 
 

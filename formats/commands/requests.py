@@ -193,9 +193,9 @@ def _print(
                 click.echo(for_terminal(f"        {told}"))
     if table["pipelined"].any():
         count = len(np.unique(table["conn_id"][table["pipelined"]]))
-        say(f"tcpkmon requests: pipelined: on {count} connection{'s' * (count != 1)} several "
-            "requests were under way at once (as in HTTP/2), and single ones cannot be told apart: "
-            "an exchange there may be several of them, or parts")  # fmt: skip
+        click.echo(f"pipelined: on {count} connection{'s' * (count != 1)} several requests were "
+                   "under way at once (as in HTTP/2), and single ones cannot be told apart: an "
+                   "exchange there may be several of them, or parts")  # fmt: skip
 
 
 def _print_parts(summary: Any, side: str) -> None:

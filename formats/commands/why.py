@@ -305,6 +305,6 @@ def _print_intervals(row: Connection, runs: dict[str, Any]) -> None:
 
 def _as_dict(one: Explained) -> dict[str, Any]:
     row = one.connection
-    found = dict(vars(row))
+    found = {name: value for name, value in vars(row).items() if name != "sysctl"}
     found |= {"duration_s": row.duration_s, "goodput": row.goodput}
     return found | {"verdict": one.sentences}

@@ -7,6 +7,7 @@ import ctypes
 import os
 import socket
 import struct
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from tests.live.capturing import (
 NETLINK_XFRM = 6
 ACK = 16
 HOPS = 3
+_SET_NAME = 15  # PR_SET_NAME, of the thread that calls
 
 
 def disconnect(client: socket.socket) -> None:
@@ -103,6 +105,28 @@ def test_a_process_is_known_whatever_is_recorded(tmp_path: Path, lab: Lab) -> No
     assert {*segments.where(lport=ports[0])["pid"].tolist()} == {os.getpid()}
     assert segments.where(lport=ports[1])["pid"][-1] == os.getpid()
     assert outcome.records.counts().keys() == {"SEGMENT_RECEIVED"}
+
+
+@pytest.mark.parametrize("kinds", ["", "raw,kprobe"])
+def test_the_owner_has_the_name_of_its_process(tmp_path: Path, lab: Lab, kinds: str) -> None:
+    """Also where a thread with another name calls."""
+    arguments = ("--columns", "default,pid,comm", "--locations", "default,SEND_CALL")
+    process = Path("/proc/self/comm").read_bytes().strip()
+
+    def exchange() -> None:
+        assert ctypes.CDLL(None).prctl(_SET_NAME, b"another-name") == 0
+        with connected(lab) as pair:
+            pair.exchange()
+            pair.exchange()
+
+    with capturing(tmp_path / "a.pm", *arguments, *within(lab), kinds=kinds) as run:
+        thread = threading.Thread(target=exchange)
+        thread.start()
+        thread.join()
+        outcome = run.stop()
+    segments = outcome.records.at("SEGMENT_RECEIVED")
+    assert process in segments["comm"].tolist()
+    assert {*segments["comm"].tolist()} <= {b"", process}
 
 
 def test_what_could_not_be_sent_is_no_retransmission(tmp_path: Path, lab: Lab) -> None:

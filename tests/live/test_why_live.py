@@ -67,6 +67,20 @@ def test_the_command_says_it_in_words(tmp_path: Path) -> None:
     assert sender["certain_ns"] == sum(sender["limit_ns"].values())
 
 
+@pytest.mark.parametrize("name, on_purpose", [
+    ("socket paced at 5 MB/s", True), ("deep queue, bbr", False),
+])  # fmt: skip
+def test_purpose_is_claimed_where_the_rate_never_changed(
+    tmp_path: Path, name: str, on_purpose: bool
+) -> None:
+    """With the default columns, which do not say that it was bbr."""
+    play(BY_NAME[name], tmp_path, seconds=1.5, columns="default")
+    command = [Path(sys.executable).with_name("tcpkmon"), "why", tmp_path / "why.pm"]
+    said = subprocess.check_output(command, text=True)
+    assert ("always at 40.0 Mbit/s, as SO_MAX_PACING_RATE" in said) == on_purpose
+    assert ("on purpose" in said) == on_purpose, said
+
+
 @pytest.mark.parametrize("name", ["small receive buffer, cubic", "application pauses 5 ms"])
 def test_the_kernel_counts_the_same(tmp_path: Path, name: str) -> None:
     play(BY_NAME[name], tmp_path, seconds=1.0, columns="full")

@@ -10,8 +10,18 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tcpkmon.formats.analysis.why import Connection, Peers, connections, together, verdict
+from tcpkmon.formats.analysis.why import (
+    Connection,
+    HostSettings,
+    Peers,
+    Source,
+    connections,
+    tally,
+    together,
+    verdict,
+)
 from tcpkmon.formats.commands import why
+from tests.unit import test_why
 from tests.unit.test_why import limit_of, sentence
 from tests.unit.test_why_losses import folder_of, log_of, snapshot
 from tests.unit.test_why_tables import row_of, snapshots
@@ -48,11 +58,8 @@ def test_nothing_limits_what_is_closed() -> None:
 
 
 @pytest.mark.parametrize("reason, errno, established, words", [
-    ("rst_received", 104, True, "reset by the peer after 1.2 kB sent and 34 B received (ECONN"),
-    ("rst_received", 0, True, "reset by the peer after 1.2 kB sent and 34 B received: look at"),
     ("rst_received", 111, False, "refused by the peer (ECONNREFUSED"),
     ("error", 111, False, "refused by the peer (ECONNREFUSED"),
-    ("rst_sent", 104, True, "reset by this host after 1.2 kB sent"),
     ("timeout", 110, True, "ended by a timeout after 1.2 kB sent"),
     ("timeout", 110, False, "ended by a timeout (ETIMEDOUT"),
     ("error", 113, False, "ended because the peer cannot be reached (EHOSTUNREACH"),
@@ -65,6 +72,25 @@ def test_an_end_that_is_not_orderly_comes_first(
                         established=established, bytes_sent=1200, bytes_received=34)  # fmt: skip
     assert texts[0].startswith(words)
     assert "receiver's window" in texts[1]
+
+
+@pytest.mark.parametrize("reason, acked, words", [
+    ("rst_received", 1200, "reset by the peer after 1.2 kB sent and 34 B received (ECONNRESET: "
+                           "Connection reset by peer)"),
+    ("rst_received", 1000, "reset by the peer after 1.2 kB sent and 34 B received (ECONNRESET: "
+                           "Connection reset by peer), 200 B of what was sent was not "
+                           "acknowledged: look at the program there, or at a box on the path that "
+                           "sends RSTs"),
+    ("rst_sent", 1200, "reset by this host after 1.2 kB sent and 34 B received (ECONNRESET: "
+                       "Connection reset by peer): its program closed it with data unread or with "
+                       "SO_LINGER 0, or data came after its close"),
+])  # fmt: skip
+def test_a_reset_comes_after_what_limited_it(reason: str, acked: int, words: str) -> None:
+    """Only one that lost data is a warning."""
+    _, texts = sentence(limit_ns={"rwnd": 8_000 * MS}, end_reason=reason, errno=104,
+                        bytes_sent=1200, bytes_acked=acked, bytes_received=34)  # fmt: skip
+    assert "receiver's window" in texts[0]
+    assert texts[-1] == words
 
 
 @pytest.mark.parametrize("reason", ["open", "fin_local", "fin_remote"])
@@ -196,3 +222,32 @@ def test_more_than_all_that_is_sent_again_is_told_in_plain_numbers() -> None:
     assert "(9.9 % of the data" in sentence(**values, retrans_ratio=0.09871)[1][0]
     assert "(99 % of the data" in sentence(**values, retrans_ratio=0.994)[1][0]
     assert "(100 % of the data" in sentence(**values, retrans_ratio=0.997)[1][0]
+
+
+@pytest.mark.parametrize("settings, name, known", [
+    ({"namespaces": {"3": "own"}}, "", True),
+    ({"namespaces": {"3": "own", "7": "box"}}, "", False),
+    ({"namespaces": {"3": "own", "7": "box"}}, "own", True),
+    ({"namespaces": {"3": "own", "7": "box"}}, "box", False),
+    ({"namespaces": {"3": "own"}, "filters": {"namespaces": ["box"]}}, "", False),
+    ({}, "", True),
+])  # fmt: skip
+def test_settings_are_those_of_the_own_namespace(
+    tmp_path: Path, settings: dict[str, Any], name: str, known: bool
+) -> None:
+    told = {**settings, "system": {"sysctl": {"net.ipv4.tcp_mtu_probing": "1", "odd": 3}}}
+    path = write_capture(tmp_path / "a.pm", 10, 1, settings=told)
+    with Source(path) as source:
+        found = HostSettings(source).of(Connection(1, netns_name=name))
+    assert dict(found) == ({"net.ipv4.tcp_mtu_probing": "1"} if known else {})
+
+
+def test_rates_while_it_was_paced_are_in_the_table() -> None:
+    sent = [1000, 11_000, 26_000]  # 10 ms at each rate
+    whole = test_why.snapshots([0, 10, 20], pacing_rate=[1_000_000, 1_000_000, 1_500_000],
+                               sk_pacing_status=1, snd_una=sent, snd_max=sent)  # fmt: skip
+    (one,) = tally([whole])
+    assert one.share("pacing") == 1
+    assert (one.pacing_rate_min, one.pacing_rate_max) == (1_000_000, 1_500_000)
+    (one,) = tally([test_why.snapshots([0, 10, 20])])
+    assert (one.pacing_rate_min, one.pacing_rate_max) == (None, None)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ CLOCK = (1_000_000, 1_700_000_000_000_000_000, 0)
 
 def write_capture(
     path: Path, records: int, flows: int, lose: Set[int] = frozenset(), mean: int = 40,
-    receiver: bool = False,
+    receiver: bool = False, settings: Mapping[str, Any] | None = None,
 ) -> Path:  # fmt: skip
     """So many records of connections in turn; a limit lasts for `mean` of its records.
 
@@ -45,7 +45,7 @@ def write_capture(
             yield rows[[n not in lose for n in range(low, low + len(rows))]] if lose else rows
 
     return plain.write(path, pieces(), len(lose), records + 1, records * 1000, clock=CLOCK,
-                       settings={"locations": [1]})  # fmt: skip
+                       settings={"locations": [1], **(settings or {})})  # fmt: skip
 
 
 def _rows(at: NDArray[Any], flows: int, mean: int, dtype: np.dtype[Any]) -> NDArray[Any]:

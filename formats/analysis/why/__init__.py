@@ -15,6 +15,7 @@ from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS, classify, in_fli
 from tcpkmon.formats.analysis.why.owners import by_owner
 from tcpkmon.formats.analysis.why.peers import Peers
 from tcpkmon.formats.analysis.why.receiving import RECEIVING
+from tcpkmon.formats.analysis.why.remedies import HostSettings
 from tcpkmon.formats.analysis.why.snapshots import (
     NEEDED,
     OF_RECEIVERS,
@@ -52,6 +53,7 @@ __all__ = [
     "Connection",
     "Cutter",
     "Grouped",
+    "HostSettings",
     "Peers",
     "Places",
     "Snapshots",

@@ -18,6 +18,7 @@ from tcpkmon.formats.analysis.why.folding import (
     FIN_LOCAL,
     FIN_REMOTE,
     GROWTHS,
+    NO_RATE,
     NONE_32,
     PASSIVE,
     Fold,
@@ -40,6 +41,7 @@ _ROLES = {0: "existing", ACTIVE: "active", PASSIVE: "passive"}
 _NONE = {
     "cwnd_min": NONE_32, "ssthresh_min": NONE_32, "snd_wnd_min": NONE_32, "rcv_wnd_min": NONE_32,
     "srtt_min_us": NONE_32, "min_rtt_us": NONE_32, "srtt_max_us": 0, "errno": 0, "pid": 0,
+    "pacing_rate_min": NO_RATE, "pacing_rate_max": 0,
     "established_ns": 0, "first_seq": 0, "last_seq": 0,
     "uid": NONE_32, "mptcp_token": 0, "mptcp_sent": 0, "mptcp_received": 0, "mptcp_retrans": 0,
 }  # fmt: skip

@@ -97,7 +97,8 @@ srtt_max_us | int? | | | |
 late_ack_us | float | | | | time of ACKs that came 10 ms and more after what the path takes
 queue_p95_us | float? | | | | of its records, what srtt_us has more than min_rtt_us, within 6 %
 bloat | bool | | | | the p95 is above 1 ms and twice min_rtt_us
-retransmissions | int | | rexmt_data_pkts_a2b | c_pkts_retx | sent again, of all causes [segments]
+retransmissions | int | | rexmt_data_pkts_a2b | c_pkts_retx | a record RETRANSMIT can be of \
+several [segments]
 retrans_ratio | float? | | | | bytes_retrans by bytes_sent
 retrans_rto | int | | | c_pkts_rto | segments: after a timeout
 retrans_fast | int | | | c_pkts_fs | segments: in recovery
@@ -120,6 +121,8 @@ reordering_max | int | reordering | | c_pkts_ooo | that the sender allows for [s
 delivered_ce_ratio | float? | delivered_ce | | | segments with a congestion mark
 rcv_ooopack | int | rcv_ooopack | outoforder_pkts_b2a | s_pkts_ooo | received out of order
 rcvq_full | int | | | | dropped for lack of receive memory
+pacing_rate_min | float? | | | | while pacing limited it [bytes/s]
+pacing_rate_max | float? | | | | while pacing limited it [bytes/s]
 cwnd_min | int? | | | | congestion window [segments]
 cwnd_max | int | | | | congestion window [segments]
 ssthresh_min | int? | | | | slow start threshold [segments]

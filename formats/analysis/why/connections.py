@@ -28,8 +28,9 @@ class Connection:
     RECEIVING; empty where the capture does not tell. receiving_least_ns: of that, what is certain.
     Round-trip times are None where none was measured. role: active, passive or existing.
     end_reason: see the table's columns. errno: 0 for none. established: whether its handshake was
-    over, or it was open before. requests: what formats.analysis.exchanges says of it;
-    requests_shares: of its time, what each of them tells; requests_share: all that they know.
+    over, or it was open before. sysctl: settings of its host, where they are known. requests: what
+    formats.analysis.exchanges says of it; requests_shares: of its time, what each of them tells;
+    requests_share: all that they know.
     """
 
     conn_id: int
@@ -94,6 +95,10 @@ class Connection:
     least_ns: dict[str, int] = field(default_factory=dict)
     receiving_ns: dict[str, int] = field(default_factory=dict)
     receiving_least_ns: dict[str, int] = field(default_factory=dict)
+    pacing_rate_min: float | None = None
+    pacing_rate_max: float | None = None
+    netns_name: str = ""
+    sysctl: Mapping[str, str] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     requests_shares: list[float] = field(default_factory=list)
     requests_share: float = 0.0

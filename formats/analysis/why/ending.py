@@ -49,7 +49,10 @@ def ending(one: Connection) -> str:
         f"{kind} after {human_bytes(one.bytes_sent)} sent and {human_bytes(one.bytes_received)} "
         f"received{told}"
     )
-    if kind == RESET:
+    lost = one.bytes_sent - one.bytes_acked
+    if lost > 0 and is_reset(one):
+        passed += f", {human_bytes(lost)} of what was sent was not acknowledged"
+    if kind == RESET and lost > 0:
         return f"{passed}: look at the program there, or at a box on the path that sends RSTs"
     if kind == _OWN:
         return (
@@ -57,6 +60,11 @@ def ending(one: Connection) -> str:
             "after its close"
         )
     return passed
+
+
+def is_reset(one: Connection) -> bool:
+    """Whether a connection that was established was reset: that says nothing of its speed."""
+    return one.established and kind_of_end(one.end_reason, one.errno) in (RESET, _OWN)
 
 
 def count_ends(reasons: Iterable[str], errors: Iterable[float]) -> str:

@@ -22,6 +22,7 @@ from tcpkmon.formats.base.sequence import state_after
 from tcpkmon.formats.base.tcp import ARRIVED, CaState, Location, State
 
 NONE_32 = (1 << 32) - 1
+NO_RATE = 1 << 62
 _EVENTS = {
     "rto_count": Location.RTO, "loss_probes": Location.LOSS_PROBE,
     "zero_window_probes": Location.ZERO_WINDOW_PROBE, "undo_count": Location.CWND_UNDO,
@@ -284,6 +285,10 @@ class Fold(Kept):
         self.rates.add(places, since, steps.acked[moved], steps.received[moved])
         self._add_late(piece, steps)
         self._raise("acked_most", piece, steps.acked)
+        at = np.flatnonzero(steps.limit == NUMBER["pacing"])
+        rates = np.minimum(piece["pacing_rate"][at], np.uint64(NO_RATE)).astype(np.int64)
+        np.minimum.at(self.of("pacing_rate_min", fill=NO_RATE), piece.of_row[at], rates)
+        np.maximum.at(self.of("pacing_rate_max"), piece.of_row[at], rates)
         shut = np.where(low & (steps.lost == 0), steps.end_ns - steps.start_ns, 0)
         self.of("low_ns")[piece.places] += np.add.reduceat(shut, piece.firsts)
         if steps.receiving is not None:

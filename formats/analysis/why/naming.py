@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tcpkmon.formats.analysis.why.connections import Connection
+from tcpkmon.formats.analysis.why.remedies import mtu_probing
 from tcpkmon.formats.analysis.why.words import human_rate, human_time
 
 _TIMEOUTS = 3
@@ -88,8 +89,8 @@ def _unanswered(one: Connection) -> str:
     if is_large:
         hint = (
             "no segment of that size was ever acknowledged: the path drops large packets and does "
-            "not say so (an MTU black hole). Lower the MTU or clamp the MSS, let ICMP through, or "
-            "set net.ipv4.tcp_mtu_probing=1"
+            "not say so (an MTU black hole). Lower the MTU or clamp the MSS, let ICMP through"
+            f"{mtu_probing(one)}"
         )
         return f"{times}, {'while segments arrive; ' if hears else ''}{hint}" + (
             "" if hears else ". Or the peer is gone"

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tcpkmon.formats.analysis.why import remedies
 from tcpkmon.formats.analysis.why.connections import Connection
-from tcpkmon.formats.analysis.why.ending import ending, outside
+from tcpkmon.formats.analysis.why.ending import ending, is_reset, outside
 from tcpkmon.formats.analysis.why.limits import FAMILY
 from tcpkmon.formats.analysis.why.naming import named
 from tcpkmon.formats.analysis.why.peers import quiet_words, sender_words
@@ -54,7 +55,8 @@ def verdict(one: Connection, peer: Connection | None = None) -> list[str]:
         if name == "app" and one.requests and share <= one.requests_share + LEAST_SHARE:
             continue  # they say which end's program it was
         if share >= LEAST_SHARE and name in _SENTENCES:
-            found.append((share, f"{_percent(one, name)} of the time {_SENTENCES[name](one)}"))
+            said = _rwnd(one, peer) if name == "rwnd" else _SENTENCES[name](one)
+            found.append((share, f"{_percent(one, name)} of the time {said}"))
     asked = list(zip(one.requests_shares, one.requests, strict=True))
     limits = sorted(found if not one.sends else [*found, *asked], key=lambda item: -item[0])
     texts = [text for _, text in limits]
@@ -62,10 +64,10 @@ def verdict(one: Connection, peer: Connection | None = None) -> list[str]:
         texts = [*one.requests, *_receiver(one, peer), *texts]
     if name := named(one):
         texts.insert(0, name)
-    if end := ending(one):
-        texts.insert(0, end)
     if queue := bloat(one):
         texts.append(queue)
+    if end := ending(one):
+        texts.insert(len(texts) if is_reset(one) else 0, end)
     if total and _is_uncertain(one):
         doubt = 100 * (1 - one.certain_ns / total)
         why = (
@@ -143,7 +145,7 @@ def _app(one: Connection) -> str:
     return text + (": look at the sender's program, not at the network" * _is_main(one, "app"))
 
 
-def _rwnd(one: Connection) -> str:
+def _rwnd(one: Connection, peer: Connection | None) -> str:
     window = human_bytes(one.snd_wnd_max)
     path = one.cwnd_max * one.mss
     more = (
@@ -165,20 +167,13 @@ def _rwnd(one: Connection) -> str:
     if queue_stands(one):
         return text + _NO_LARGER
     if _is_capped(one.snd_wnd_max, one.snd_wscale):
-        return text + _NOT_SCALED
-    return text + "raise net.ipv4.tcp_rmem[2] or the application's SO_RCVBUF there"
+        return text + remedies.scaling(one)
+    return text + remedies.larger_window(one, peer)
 
 
 def _is_capped(window: int, scale: int | None) -> bool:
     """Whether no larger window can be told, by the scale that both ends agreed on."""
     return scale is not None and window > _NEAR * (MOST_UNSCALED << scale)
-
-
-_NOT_SCALED = (
-    "no larger one can be told with the window scale of this connection, so a larger buffer alone "
-    "does not help: look at net.ipv4.tcp_window_scaling at both ends, at boxes on the path that "
-    "take the option away, and at buffers that were small when it began"
-)
 
 
 _GREW = (
@@ -227,14 +222,7 @@ def _sndbuf(one: Connection) -> str:
         return text + _NO_LARGER
     if one.srtt_p50_us and one.sndbuf > _SPARE * one.goodput * one.srtt_p50_us / 1e6:
         return text + "it is far larger than the path needs, so a CPU or the receiver is slow"
-    return text + "raise net.ipv4.tcp_wmem[2] or the application's SO_SNDBUF on the sender"
-
-
-def _pacing(one: Connection) -> str:
-    if one.ca_name == "bbr":
-        return "it was paced by bbr: the path is the limit, as bbr sees it, or SO_MAX_PACING_RATE"
-    who = "SO_MAX_PACING_RATE of the application, or the qdisc fq"
-    return f"it was paced ({who if one.ca_name else f'bbr, or {who}'}): it is slow on purpose"
+    return text + remedies.larger_send_buffer(one)
 
 
 def _receiver(one: Connection, peer: Connection | None) -> list[str]:
@@ -269,8 +257,8 @@ def _window(one: Connection) -> str:
         most = min(most, MOST_UNSCALED << one.rcv_wscale)
     text = f"its window (at most {human_bytes(most)}) was full in each round trip: "
     if _is_capped(most, one.rcv_wscale):
-        return text + _NOT_SCALED
-    return text + "raise net.ipv4.tcp_rmem[2] here, or leave SO_RCVBUF to the kernel"
+        return text + remedies.scaling(one)
+    return text + remedies.larger_own_window(one)
 
 
 _RECEIVING: dict[str, Callable[[Connection], str]] = {
@@ -307,12 +295,12 @@ _SENTENCES: dict[str, Callable[[Connection], str]] = {
         "algorithm; the receiver may delay that ACK by 40 ms), or for the application (TCP_CORK, "
         "MSG_MORE): write each message at once, set TCP_NODELAY, or uncork"
     ),
-    "rwnd": _rwnd,
+    "rwnd": lambda one: _rwnd(one, None),
     "cwnd": _cwnd,
     "tsq": lambda one: (
         "its data waited in this host's queue or driver: look at tc -s qdisc and the device"
     ),
-    "pacing": _pacing,
+    "pacing": remedies.pacing,
     "unknown": lambda one: (
         "it had data and room to send and did not: a busy CPU, or what a snapshot does not show"
     ),
