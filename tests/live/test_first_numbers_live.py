@@ -85,10 +85,13 @@ def download(listener: socket.socket, ports: dict[int, int], wanted: int) -> int
 
 @pytest.mark.parametrize("turn", range(3))
 def test_downloads_without_loss(tmp_path: Path, turn: int) -> None:
+    """Beside a connection with losses: what waits behind one of its segments waits alone."""
     path = tmp_path / "downloads.pm"
-    with Lab() as lab, listening(lab.a, HERE) as listener:
+    bottleneck = Bottleneck(loss_percent=10.0, queue_bytes=1_000_000, delay_ms=2)
+    with Lab(bottleneck) as lab, listening(lab.a, HERE) as listener:
         ports = lab.a.run(lambda: hashes(listener))
-        with capturing(path, "--netns", lab.a.name, "--no-existing") as running:
+        with capturing(path, *within(lab), "--no-existing") as running:
+            lossy_upload(lab)
 
             def run() -> list[int]:
                 step = 2**32 // DOWNLOADS
@@ -101,11 +104,23 @@ def test_downloads_without_loss(tmp_path: Path, turn: int) -> None:
     assert (counts >= 2).all(), numbers
     with Source(path) as source:
         table, _ = tables(source, with_intervals=False)
+    (other,) = np.flatnonzero(table["bytes_received"] == 2 * SIZE)
+    assert table["us_rx_reorder"][other] > 0
     receivers = np.flatnonzero(table["bytes_received"] == SIZE)
     assert len(receivers) == DOWNLOADS
     for one in connections_of(table, receivers):
         assert one.receiving_ns["rx_reorder"] == 0, one
         assert not [text for text in verdict(one) if "missing" in text]
+
+
+def lossy_upload(lab: Lab) -> None:
+    with listening(lab.b, "10.77.0.2") as listener:
+        pair = join(lab.a, listener, "10.77.0.2")
+    sender = threading.Thread(target=pair.client.sendall, args=(bytes(2 * SIZE),))
+    sender.start()
+    receive(pair.server, 2 * SIZE)
+    sender.join()
+    pair.close()
 
 
 def lossy_traffic(lab: Lab) -> None:
