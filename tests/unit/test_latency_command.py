@@ -111,7 +111,7 @@ def test_losses_and_missing_ends_have_exit_code_3(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-p", "80"], "not a connection"),
+        (["-p", "80:81"], "not a connection"),
         (["-o", "a.txt"], "unknown kind of picture"),
         (["-o", "a.parquet", "-o", "b.parquet"], "one table already"),
     ],

@@ -104,7 +104,7 @@ def test_a_missing_segment_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
     shutil.rmtree(paths[1])
     chain, _ = verify(folder)
     assert chain.exit_code == 5 and f"{paths[1].name} is missing" in whats(chain)
-    assert run(decode, [str(folder), "--merge", "--format", "csv"], prog="decode") == 3
+    assert run(decode, [str(folder), "--merge", "--format", "csv"], prog="decode") == 5
     assert "segment 2 is missing" in capsys.readouterr().err
     with open_log(folder) as log:
         types = Counter(event.type for event in log)

@@ -92,7 +92,7 @@ def test_the_queries_of_the_page_run(folder: Path) -> None:
     block = next(one for one in text.split("\n\n") if one.startswith("    --"))
     queries = [query for _, query in commands]
     queries += [one.partition("\n")[2] for one in re.split(r"^    --", block, flags=re.M)[1:]]
-    assert len(queries) == 6
+    assert len(queries) == 7
     for query in queries:
         assert tcpkmon.sql(query, "run.pm").num_columns, query
 

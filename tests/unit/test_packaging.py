@@ -147,7 +147,7 @@ def test_what_sudo_sets_up_belongs_to_the_caller(clone: Path, tmp_path_factory: 
     """Also after a set-up that left root's files; no link leads root out of the clone."""
     outside = tmp_path_factory.mktemp("outside")
     (outside / "kept").touch()
-    for folder in (clone, *clone.parents[:2]):
+    for folder in (clone, *clone.parents[:3]):
         folder.chmod(folder.stat().st_mode | 0o011)
     for path in (clone, *clone.rglob("*")):
         os.chown(path, NOBODY, NOBODY)

@@ -57,7 +57,9 @@ def test_each_table_is_as_it_is_declared(name: str, tmp_path: Path) -> None:
                 # 2^64-1, which an earlier version did not declare as null
                 is_old = column.name == "pacing_rate"
                 assert column.null or not nulls or is_old, (view.name, column.name)
-        assert all(reader.table(one).num_rows for one in KEPT[name])
+        # The ledgers of MAGNeT files of before are not added up.
+        full = KEPT[name] - ({"ledger"} if name.startswith("magnet-") else set())
+        assert all(reader.table(one).num_rows for one in full)
 
 
 @pytest.mark.parametrize("name", ["psc-plain", "klogger-plain", "psc-rotated"])

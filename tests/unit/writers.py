@@ -26,6 +26,7 @@ def psc_writer(
 ) -> Writer:
     codec = PscCodec()
     codec.unit, codec._dtype, codec._to_epoch = dtype.itemsize, dtype, to_epoch
+    codec._numbering, codec._given_bytes = None, 0
     writer = Writer(codec, written, now_ns=now_ns)
     writer.files[ALL] = File(ALL, sink)
     return writer
