@@ -56,7 +56,7 @@ def collect(
     command = [
         sys.executable, "-c", "from tcpkmon.collector.commands.collect import main; main()",
         "--ports", str(PORT), "--locations", "SEND_CALL,STATE_CHANGE", "-o", str(folder),
-        *options, "--", sys.executable, "-c", TRAFFIC,
+        *options, "--", "/usr/bin/python3", "-c", TRAFFIC,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False,
                           env=environment)  # fmt: skip
@@ -124,7 +124,7 @@ def test_a_full_disk_loses_records_and_the_capture_goes_on(
 ) -> None:
     """Without room the rings are drained; what is lost is counted, and the chain adds up."""
     with small_disk(tmp_path / "disk", "3m") as disk:
-        assert "disk full" in collect(disk / "out", *options, "--rotate-size", "600K")
+        assert "disk full" in collect(disk / "out", *options, "--rotate-size", "600K", code=3)
         *parts, chain = format_of(disk / "out").verify(disk / "out")
     assert not chain.problems and chain.exit_code == 3, chain.problems
     assert chain.proven_end and chain.totals.lost["disk full"] > 0
