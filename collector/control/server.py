@@ -58,6 +58,14 @@ ROUND_S = 0.01
 """The thread looks at its sockets no more often: each time costs the reader time, which shares
 Python's lock. So clients in a loop get 100 connections a second, whoever they are."""
 _NEVER_S = 3600.0
+_WRITING = frozenset({
+    "enable", "disable", "mark", "buffer-size", "lowwater", "set-filters", "set-limits",
+})  # fmt: skip
+"""The requests of which entries in the file tell."""
+GROUP_WRITES = 1000
+"""So many of these the members of a group have together at once, and then GROUP_A_SECOND: the disk,
+and the files that retention keeps, are not theirs to fill."""
+GROUP_A_SECOND = 1.0
 
 
 class ControlServer(Closing):
@@ -102,7 +110,23 @@ class ControlServer(Closing):
             self._selector, self._gid, members, self._take, lambda error: _line(_refusal(error))
         )
         self._closing = False
+        self._turns, self._turns_s = float(GROUP_WRITES), time.monotonic()
         self._thread = threading.Thread(target=self._run, name="tcpkmon-control", daemon=True)
+
+    def _take_turn(self, op: str, peer: Peer) -> None:
+        """TcpkmonError where a member of the group wrote too much."""
+        if peer.is_owner or op not in _WRITING:
+            return
+        before_s, self._turns_s = self._turns_s, time.monotonic()
+        since_s = self._turns_s - before_s
+        self._turns = min(self._turns + since_s * GROUP_A_SECOND, GROUP_WRITES)
+        if self._turns < 1:
+            raise TcpkmonError(
+                f"the group has made {GROUP_WRITES:,} changes and marks, and may make "
+                f"{GROUP_A_SECOND:g} a second now",
+                "try it again in a while, or ask root",
+            )
+        self._turns -= 1
 
     def serve_pending(self, handlers: Handlers) -> None:
         """Handle the requests that wait, and return. Call it each round."""
@@ -116,6 +140,7 @@ class ControlServer(Closing):
                     result = handlers.public_status()
                 else:
                     _, call = _REQUESTS[request["op"]]
+                    self._take_turn(request["op"], client.peer)
                     result = call(handlers, request, client.peer)
                 answer = {"ok": True, "result": result}
             except TcpkmonError as error:

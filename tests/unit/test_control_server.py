@@ -21,12 +21,12 @@ from typing import Any
 
 import pytest
 
-from tcpkmon.collector.control import access, lines, onlookers
+from tcpkmon.collector.control import access, lines, onlookers, server
 from tcpkmon.collector.control.access import Peer, listen, peer_of
 from tcpkmon.collector.control.client import Client, Collector
 from tcpkmon.collector.control.lines import CLIENTS, REQUEST_BYTES
 from tcpkmon.collector.control.server import ControlServer
-from tcpkmon.formats.base.errors import FileError, UsageError
+from tcpkmon.formats.base.errors import FileError, TcpkmonError, UsageError
 from tests.descriptors import descriptors
 
 LIMIT_S = 60.0
@@ -136,6 +136,28 @@ def test_requests_become_calls(
 ) -> None:
     assert running.ask(request_) == {"ok": True, "result": {}}
     assert running.controls.calls == [call]
+
+
+def test_the_group_writes_little_into_the_file(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of changes and marks of its members entries tell: a loop filled 14 GB a day."""
+    take = running.server._take_turn
+    member, owner = (Peer(7, uid, 5, (5,)) for uid in (os.getuid() + 4242, os.getuid()))
+    monkeypatch.setattr(server, "GROUP_A_SECOND", 0.0)
+    for number in range(server.GROUP_WRITES):
+        take(["mark", "enable", "set-filters"][number % 3], member)
+    with pytest.raises(TcpkmonError, match="1,000 changes and marks"):
+        take("mark", member)
+    take("status", member)
+    take("mark", owner)
+    monkeypatch.setattr(server, "GROUP_A_SECOND", 1.0)
+    running.server._turns_s = time.monotonic() - 2.5
+    take("mark", member)
+    monkeypatch.setattr(server, "GROUP_A_SECOND", 0.0)
+    take("mark", member)
+    with pytest.raises(TcpkmonError, match="1,000 changes and marks"):
+        take("mark", member)
 
 
 def test_a_large_answer_comes_whole(running: Running) -> None:
