@@ -47,6 +47,8 @@ class _Capture:
     """By name, those of which the index says that they are of another capture, and which."""
     first_told: int = 0
     """Of an index that is too long: its end tells of the segments from this number on."""
+    has_index: bool = False
+    """Whether the folder has an index, of any capture."""
 
     def told(self, line: Mapping[str, Any], name: str, number: int) -> None:
         """A line of the index."""
@@ -97,7 +99,9 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
     left_out = False
     of_names: dict[str, str] = {}
     listed = Listed()
+    has_index = False
     for line in lines:
+        has_index = True
         name, number = line.get("name"), line.get("number")
         listed.told(line)
         if not isinstance(name, str) or not isinstance(number, int):
@@ -115,7 +119,7 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
     here = {segment.original for segment in segments}
     gone: list[str] = []
     for capture_id, capture in captures.items():
-        capture.listed = listed
+        capture.listed, capture.has_index = listed, has_index
         capture.strangers = {
             segment.name: told
             for segment, _, _ in capture.parts.values()
@@ -193,6 +197,12 @@ class _Chain:
                 problems.add_header(f"{segment.name}: {INDEX} calls it {capture.sealed[number]}")
             if number - 1 in capture.parts and not are_dumps:
                 self._follows(segment, part, *capture.parts[number - 1])
+        unlisted = [
+            segment.name
+            for number, (segment, _, _) in sorted(capture.parts.items())
+            if capture.has_index and segment.sealed and number >= capture.first_told
+            and number not in capture.sealed and number not in capture.deleted
+        ]
         self._missing(numbers)
         last, found, part = capture.parts[numbers[-1]]
         if are_dumps:
@@ -218,6 +228,9 @@ class _Chain:
         if bad:
             problems.add_header(f"{bad} segment(s) do not add up")
         report.problems, report.problems_total = problems.listed[::-1], problems.total
+        if unlisted and report.exit_code == 0:
+            what = f"{INDEX} does not say that {some_of(unlisted, _LISTED)} got this name"
+            report.error, report.error_exit = f"not proven: {what}", LOSSES
         lossy = sum(1 for _, one, _ in capture.parts.values() if one.exit_code == LOSSES)
         if are_dumps and lossy and not problems.total:
             report.error, report.error_exit = f"adds up: losses in {lossy} dump(s)", LOSSES

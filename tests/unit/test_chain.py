@@ -348,3 +348,23 @@ def test_a_segment_of_another_size_than_the_index_tells(tmp_path: Path, of: str)
     assert chain.exit_code == 5
     size = lines[at]["bytes"]
     assert f"index.jsonl counts {size} bytes in it, but {size - 1} are there" in whats(chain)
+
+
+@pytest.mark.parametrize("kind", [Maker, LogMaker])
+def test_a_segment_that_was_renamed_by_hand_is_not_proven(
+    kind: type[Maker | LogMaker], tmp_path: Path
+) -> None:
+    """It has its end, but not its name: the index has no line of it."""
+    folder = tmp_path / "out"
+    maker = kind(folder)
+    maker.records(10)
+    maker.rotate()
+    maker.records(10)
+    maker.close()
+    *_, last = maker.paths
+    index = folder / "index.jsonl"
+    lines = index.read_text().splitlines(keepends=True)
+    index.write_text("".join(line for line in lines if last.name not in line))
+    *_, chain = format_of(folder).verify(folder)
+    assert chain.exit_code == 3
+    assert f"index.jsonl does not say that {last.name} got this name" in chain.verdict
