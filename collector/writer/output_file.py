@@ -17,6 +17,7 @@ from tcpkmon.collector.linux.machine import read_sudo
 from tcpkmon.collector.linux.trusted_files import open_folder
 from tcpkmon.collector.writer.file_sink import Calls
 from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.base.files import hidden_name
 
 MODE = 0o640
 CHECK = 0xFFFF_FFFF
@@ -236,7 +237,7 @@ class Output:
     def _name_temporary(self, make: Callable[[str], None]) -> None:
         """Call `make` with hidden names until one does not exist yet."""
         for number in range(_TRIES):
-            name = f".{self._name[:200]}.{os.getpid()}.{number}"
+            name = hidden_name(self._name, f"{os.getpid()}.{number}")
             try:
                 make(name)
             except FileExistsError:

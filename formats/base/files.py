@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import secrets
 import stat
 import sys
@@ -29,6 +30,8 @@ _TABLES = {b"PAR1": "a Parquet file", b"ARRO": "an Arrow file",
            b"\xff\xff\xff\xff": "an Arrow stream"}  # fmt: skip
 """What begins with these is no capture. Until experiments-2026-11 some were."""
 _BLOCK_BYTES = 1 << 20
+_NAME_BYTES = 200
+"""Of a file's name in that of a temporary one: 255 are the most."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -86,6 +89,7 @@ def open_plain(path: str | os.PathLike[str]) -> FileIO:
         if begin != ZSTD:
             return file
         plain = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - the caller closes it
+        _allow_more(plain.fileno())
         try:
             for block in _unpack(file, path):
                 view = memoryview(block)
@@ -100,6 +104,14 @@ def open_plain(path: str | os.PathLike[str]) -> FileIO:
     except BaseException:
         file.close()
         raise
+
+
+def _allow_more(fd: int) -> None:
+    """A reader holds one descriptor for each archive: more than the 1,024 that are usual, if the
+    process may have more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if fd > soft // 2 and soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def is_unpacked(file: FileIO) -> bool:
@@ -200,7 +212,7 @@ def create_file(
                 stack.callback(os.close, folder)
             if force:
                 _check_replaceable(path, folder)
-                name = f".{path.name[:80]}.{secrets.token_hex(6)}"
+                name = hidden_name(path.name, secrets.token_hex(6))
             descriptor = os.open(name, _NEW, 0o666 if mode is None else mode, dir_fd=folder)
         except FileExistsError as error:
             raise already_there(path, hint) from error
@@ -226,6 +238,11 @@ def create_file(
                 reason = error.strerror or str(error)
                 raise FileError(f"{path} cannot be written: {reason}") from error
             raise
+
+
+def hidden_name(name: str, tag: str) -> str:
+    """The name of a temporary file beside this one, in no more bytes than a name may have."""
+    return f".{os.fsencode(name)[:_NAME_BYTES].decode(errors='ignore')}.{tag}"
 
 
 def _check_replaceable(path: Path, folder: int) -> None:

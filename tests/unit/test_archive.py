@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -167,3 +168,19 @@ def test_no_thread_of_its_libraries_keeps_privileges(tmp_path: Path) -> None:
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
     )  # fmt: skip
     assert len(ast.literal_eval(done.stdout)) == 1
+
+
+def test_more_archives_than_files_that_a_process_opens(tmp_path: Path) -> None:
+    """A reader holds what it unpacked: with the usual 1,024, a folder of more could not be read."""
+    folder = tmp_path / "out"
+    make(folder, 30, 2)
+    archive(folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = set(map(int, os.listdir("/proc/self/fd")))
+    least = next(most for most in range(15, 4096) if len({*range(most)} - used) >= 15)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (least, hard))
+    try:
+        with open_capture(folder) as capture:
+            assert not capture.warnings and (capture.column("location") == 1).sum() == 30 * 2 * 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -16,6 +16,7 @@ from failing_calls import FaultyCalls
 
 from tcpkmon.collector.writer.output_file import Output, Owner, find_owner
 from tcpkmon.formats.base.errors import FileError
+from tcpkmon.formats.base.files import create_file
 
 NO_TMPFILE = [None, errno.EOPNOTSUPP]
 
@@ -95,6 +96,20 @@ def test_existing_file_needs_force(tmp_path: Path, calls: FaultyCalls) -> None:
     finish(output)
     assert path.read_text() == "new and more"
     assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "\u00e4" * 127, "\U0001f600" * 63], ids=lambda name: str(len(name)))
+def test_a_name_of_any_length_is_replaced(tmp_path: Path, name: str) -> None:
+    """The temporary file's name is cut in bytes, not in characters."""
+    path = tmp_path / name
+    path.write_text("old")
+    output = Output(path, force=True)
+    output.begin(b"new")
+    os.close(output.fd)
+    assert path.read_text() == "new"
+    with create_file(path, force=True) as out:
+        out.write(b"newer")
+    assert path.read_text() == "newer" and os.listdir(tmp_path) == [name]
 
 
 def test_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path, calls: FaultyCalls) -> None:

@@ -62,9 +62,7 @@ def verify_capture(capture: Capture) -> Report:
     """Check an open capture."""
     size_bytes = os.stat(capture.path).st_size
     count, entry_size = len(capture), capture.header.entry_size
-    # The reader takes every whole entry from the header's end on.
-    offset = int(getattr(capture.array, "offset", size_bytes))
-    problems = Problems(offset, entry_size)
+    problems = Problems(capture.data_offset, entry_size)
     report = Report(str(capture.path), count, size_bytes, is_ours(capture))
     if report.ledger:
         Run(_Decoder(capture, problems, report)).run()
