@@ -98,7 +98,9 @@ def test_existing_file_needs_force(tmp_path: Path, calls: FaultyCalls) -> None:
     assert os.listdir(tmp_path) == ["out"]
 
 
-@pytest.mark.parametrize("name", ["n" * 255, "\u00e4" * 127, "\U0001f600" * 63], ids=lambda name: str(len(name)))
+@pytest.mark.parametrize(
+    "name", ["n" * 255, "\u00e4" * 127, "\U0001f600" * 63], ids=["1 byte", "2 bytes", "4 bytes"]
+)
 def test_a_name_of_any_length_is_replaced(tmp_path: Path, name: str) -> None:
     """The temporary file's name is cut in bytes, not in characters."""
     path = tmp_path / name
