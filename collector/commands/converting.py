@@ -103,6 +103,8 @@ class _Conversion:
     def _convert(self, line: socket.socket) -> None:
         """The process that makes the file; it ends here."""
         # Before the rights go: a clone may be in a folder that this user may not enter.
+        import numpy.ma  # np.unique() imports it when it is called
+
         import tcpkmon.formats.export.magnet
         import tcpkmon.formats.registry  # noqa: F401
 
@@ -121,6 +123,9 @@ class _Conversion:
             why = error.strerror if isinstance(error, OSError) else str(error)
             with suppress(OSError):
                 say(f"collect: {self._output.path}: {why}")
+        except Exception as error:  # or nobody would hear of it: this process ends below
+            with suppress(OSError):
+                say(f"collect: {self._output.path}: {type(error).__name__}: {error}")
         finally:
             os._exit(code)
 
