@@ -103,7 +103,7 @@ class _Conversion:
     def _convert(self, line: socket.socket) -> None:
         """The process that makes the file; it ends here."""
         # Before the rights go: a clone may be in a folder that this user may not enter.
-        import numpy.ma  # np.unique() imports it when it is called
+        import numpy.ma  # noqa: F401; np.unique() imports it when it is called
 
         import tcpkmon.formats.export.magnet
         import tcpkmon.formats.registry  # noqa: F401
