@@ -102,8 +102,9 @@ class _Conversion:
 
     def _convert(self, line: socket.socket) -> None:
         """The process that makes the file; it ends here."""
-        # Before the rights go: a clone may be in a folder that this user may not enter.
-        import numpy.ma  # noqa: F401; np.unique() imports it when it is called
+        # Before the rights go: a clone may be in a folder that this user may not enter. np.unique()
+        # imports numpy.ma when it is called.
+        import numpy.ma  # noqa: F401
 
         import tcpkmon.formats.export.magnet
         import tcpkmon.formats.registry  # noqa: F401
