@@ -82,6 +82,7 @@ class Lasting(Closing):
         self, live: Live, begin: Callable[[], int], confine: Callable[[], None]
     ) -> None:
         deaths = row = done = pid = 0
+        # pid: of the worker, while there is one.
         signal.signal(signal.SIGCONT, lambda *_: os.kill(pid, signal.SIGCONT) if pid else None)
         call_libc("prctl", _PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
         while True:
@@ -92,7 +93,8 @@ class Lasting(Closing):
                 self._work(partial(live, fd, deaths, self._busy), confine)
             if fd >= 0:
                 os.close(fd)
-            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            ended, pid = os.waitpid(pid, 0), 0
+            status = os.waitstatus_to_exitcode(ended[1])
             if not status:
                 return
             row = 1 if time.monotonic() - began_s > STEADY_S else row + 1

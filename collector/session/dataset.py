@@ -108,8 +108,9 @@ class Adder:
                 add(Store(self._place, self._path), path, name=name)
         except (OSError, TcpkmonError) as error:
             why = (isinstance(error, OSError) and error.strerror) or str(error)
-            why = why.replace(self._place, self._path)
-            tell(f"{name} is not added to the dataset: {_NAMED.sub(name, why)}")
+            names = {self._place: self._path}  # any other descriptor is the segment's
+            why = _NAMED.sub(lambda found: names.get(found[0], name), why)
+            tell(f"{name} is not added to the dataset: {why}")
             return not isinstance(error, StoreError)
         return True
 

@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from tcpkmon.collector.sequencer.ordered_batch import Ordered, Origin, opaque
 from tcpkmon.formats.base.control import EXISTING
-from tcpkmon.formats.base.tcp import Location
+from tcpkmon.formats.base.tcp import Location, State
 
 MOST = 1 << 14
 """Of so many connections the last record is kept, unless told otherwise: conn_id modulo that. Where
 two share a place, the later has it."""
-_CLOSED = (7, 6)
-"""TCP_CLOSE, TCP_TIME_WAIT."""
+_CLOSED = (State.CLOSE, State.TIME_WAIT)
 
 
 class States:

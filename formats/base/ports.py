@@ -48,8 +48,10 @@ def match_ports(pairs: Sequence[Pair], lport: Any, rport: Any) -> NDArray[np.boo
         return np.ones(len(local), np.bool_)
     remote = np.asarray(rport).astype(np.int64) & 0xFFFF
     alone = [port for port, other in pairs if other == ANY]
-    both = [left << 16 | right for left, right in _both(pairs)]
-    return np.isin((local << 16) | remote, both) | np.isin(local, alone) | np.isin(remote, alone)
+    found: NDArray[np.bool_] = np.isin(
+        (local << 16) | remote, [left << 16 | right for left, right in _both(pairs)]
+    )
+    return found | np.isin(local, alone) | np.isin(remote, alone) if alone else found
 
 
 def find_missing(pairs: Sequence[Pair], found: Iterable[Pair], where: object) -> str:
@@ -57,6 +59,8 @@ def find_missing(pairs: Sequence[Pair], found: Iterable[Pair], where: object) ->
 
     UsageError where none is.
     """
+    if not pairs:
+        return ""
     ends = set(found)
     ends |= {(port, ANY) for end in ends for port in end}
     missing = [pair for pair in dict.fromkeys(pairs) if ends.isdisjoint(_both([pair]))]

@@ -44,15 +44,14 @@ class DatasetQuery(Query):
         import pyarrow
         from pyarrow import dataset
 
-        self.store.refuse_twice(parts)
-        hive = dataset.partitioning(
-            pyarrow.schema([("date", pyarrow.string()), ("host", pyarrow.string())]), flavor="hive"
-        )
+        schemas = self.store.schemas(parts)
+        keys = pyarrow.schema([("date", pyarrow.string()), ("host", pyarrow.string())])
+        hive = dataset.partitioning(keys, flavor="hive")
         paths = [f"{self.store.base}/{part.key}" for part in parts]
-        known = {"filesystem": self.store.files, "format": "parquet", "partitioning": hive,
-                 "partition_base_dir": self.store.base}  # fmt: skip
-        schemas = [dataset.dataset(path, **known).schema for path in paths]
-        return dataset.dataset(paths, schema=pyarrow.unify_schemas(schemas), **known)
+        return dataset.dataset(
+            paths, pyarrow.unify_schemas([*schemas, keys]), "parquet", self.store.files, hive,
+            self.store.base,
+        )  # fmt: skip
 
     def _register(self, base: Any) -> None:
         """`proven` of connections and intervals is theirs; in others it is that of the segment.

@@ -66,7 +66,7 @@ class Files:
             raise UsageError(f"{self.store.url} has no table {name}"
                              + (f" of {' or '.join(days)}" if days else ""))  # fmt: skip
         chosen = [part for part in found if keep is None or keep(part)] or found[:1]
-        self.store.refuse_twice(chosen)
+        self.store.schemas(chosen)  # no segment twice
         self.touched[name] = chosen
         return self.engine.table(self.store, name, chosen)
 

@@ -35,7 +35,7 @@ def compact(store: Store) -> int:
                     store.delete(Part(f"{folder}/{name}"))
         if len(parts) == 1:
             continue
-        store.refuse_twice(parts)
+        store.schemas(parts)  # no segment twice
         tables = [table for part in parts for table in store.row_groups(part)]
         table = pyarrow.concat_tables(tables, promote_options="default")
         keys = [(name, "ascending") for name in ("segment_id", "conn_id", "start_ns")

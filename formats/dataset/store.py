@@ -109,6 +109,10 @@ class Store:
 
     def about(self, part: Part) -> dict[str, Any]:
         """What a file says of itself. DamagedError; UsageError for one of a later version."""
+        return self._footer(part)[0]
+
+    def _footer(self, part: Part) -> tuple[dict[str, Any], Any]:
+        """about(), and the file's pyarrow.Schema."""
         from pyarrow import parquet
 
         with _told(f"{self.url}: {part.key}"):
@@ -119,18 +123,17 @@ class Store:
         if told.get("version", 0) > VERSION:
             raise UsageError(f"{self.url}: {part.key} is of a later version of tcpkmon",
                              "install that version")  # fmt: skip
-        return told
+        return told, metadata.schema.to_arrow_schema()
 
-    def abouts(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
-        """What each of them says of itself. DamagedError, UsageError."""
+    def schemas(self, parts: Sequence[Part]) -> list[Any]:
+        """Their pyarrow.Schemas. DamagedError, also where two of these files of one table have the
+        same segment; UsageError."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return list(pool.map(self.about, parts))
-
-    def refuse_twice(self, parts: Sequence[Part]) -> None:
-        """DamagedError where two of these files of one table have the same segment."""
-        for text in twice(zip(parts, self.abouts(parts), strict=True)):
+            footers = list(pool.map(self._footer, parts))
+        for text in twice(zip(parts, (about for about, _ in footers), strict=True)):
             raise DamagedError(f"{self.url}: {text}",
                                "delete one of them; tcpkmon dataset check lists all")  # fmt: skip
+        return [schema for _, schema in footers]
 
     def row_groups(self, part: Part) -> Iterator[Any]:
         """All of a file, a pyarrow.Table for each row group. DamagedError: it cannot be read, or it

@@ -17,8 +17,6 @@ pytestmark = pytest.mark.live
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# The figures of release.json are of other kinds of work: renew them on an idle machine.
-@pytest.mark.full
 def test_quick_benchmark_is_within_its_wide_limits(tmp_path: Path) -> None:
     saved = tmp_path / "bench.json"
     done = subprocess.run(
