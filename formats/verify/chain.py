@@ -47,6 +47,9 @@ class _Capture:
     """By name, those of which the index says that they are of another capture, and which."""
     first_told: int = 0
     """Of an index that is too long: its end tells of the segments from this number on."""
+    first_sealed: int | None = None
+    """The lowest number that a line of the index seals; of an index that is too long, lines before
+    it were not read."""
     has_index: bool = False
     """Whether the folder has an index, of any capture."""
 
@@ -60,11 +63,19 @@ class _Capture:
             self.sealed[number] = original.original if original is not None else name
         if what == "gone":
             self.sealed[number] += " was removed, moved or replaced while it was written: it"
+        if what == "sealed" and (self.first_sealed is None or number < self.first_sealed):
+            self.first_sealed = number
         if what == "repaired":
             self.counts.pop(number, None)
         elif what == "sealed" and type(records := line.get("records")) is int:
             lost = line.get("lost")
             self.counts[number] = records, lost if type(lost) is int else 0
+
+    def knows(self, number: int) -> bool:
+        """Whether the lines that were read would seal the segment, had it been sealed here."""
+        if not self.first_told:
+            return True
+        return self.first_sealed is not None and number >= self.first_sealed
 
     def lost(self, here: Set[str]) -> list[str]:
         """The names that were sealed and not deleted, of which no file is here."""
@@ -200,7 +211,7 @@ class _Chain:
         unlisted = [
             segment.name
             for number, (segment, _, _) in sorted(capture.parts.items())
-            if capture.has_index and segment.sealed and number >= capture.first_told
+            if capture.has_index and segment.sealed and capture.knows(number)
             and number not in capture.sealed and number not in capture.deleted
         ]
         self._missing(numbers)

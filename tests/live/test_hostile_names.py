@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import socket
 import unicodedata
 from pathlib import Path
@@ -30,7 +31,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def talk_as(name: bytes) -> None:
-    """One connection, made and used by a thread of this name; for a thread of its own."""
+    """One connection, made and used by a process of this name."""
+    child = multiprocessing.get_context("fork").Process(target=_talk_as, args=(name,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+
+
+def _talk_as(name: bytes) -> None:
     assert _libc.prctl(_PR_SET_NAME, name, 0, 0, 0) == 0
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,

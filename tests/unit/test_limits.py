@@ -336,7 +336,7 @@ def test_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain, "MOST_INDEX_CAPTURES", most)
     for more, code in ((0, 0), (1, 5)):
         others = [{**line, "what": "deleted", "capture": f"{n:032x}"} for n in range(most + more)]
-        index.write_text("".join(json.dumps(one) + "\n" for one in others[1:]))
+        index.write_text("".join(json.dumps(one) + "\n" for one in (line, *others[1:])))
         reports = format_of(index.parent).verify(index.parent)
         assert max(report.exit_code for report in reports) == code
 
