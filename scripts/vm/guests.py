@@ -50,11 +50,6 @@ class Verdict:
     def good(self) -> bool:
         return not self.having("failed") and not self.unreached and not self.broken
 
-    @property
-    def bearable(self) -> bool:
-        """Nothing failed, though not all was tested."""
-        return not self.having("failed")
-
     def report(self, seconds: float) -> None:
         counts = ", ".join(f"{len(self.having(name))} {name}" for name in OUTCOMES[:3])
         say(f"{self.release}  {'passed' if self.good else 'NOT PASSED'}: {counts}"
