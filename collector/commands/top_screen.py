@@ -20,6 +20,7 @@ from rich.text import Text
 
 from tcpkmon.collector.metrics.words import GROUP_SORTS, GROUPS, MOST_WANTED, SORTS, STATES
 from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.text import counted
 
 WIDE = 110
 """From this width on, the local address is shown, not only its port."""
@@ -154,7 +155,7 @@ class Screen:
     def _title(self) -> str:
         count = self.answer.get("connections", 0)
         opened, closed = (short(self.answer.get(f"{n}_rate", 0.0)) for n in ("opened", "closed"))
-        parts = [f"tcpkmon top of {self.name}", f"{count:,} connections"]
+        parts = [f"tcpkmon top of {self.name}", counted(count, "connection")]
         parts += [f"+{opened}/s -{closed}/s", f"sort {self.sort}"]
         if self.typing is not None:
             parts.append(f"filter: {self.typing}_")

@@ -46,6 +46,7 @@ from tcpkmon.formats.analysis.trial import (
 )
 from tcpkmon.formats.analysis.why import Source, connections, connections_of
 from tcpkmon.formats.base.errors import DamagedError, TcpkmonError, UsageError
+from tcpkmon.formats.base.text import were_lost
 
 Say = Callable[[str], None]
 _TCP = socket.IPPROTO_TCP
@@ -213,7 +214,7 @@ def _read(path: Path, decisions: Sequence[Decision], variant: Variant) -> Halves
     with Source(path) as source:
         table: dict[str, NDArray[Any]] = connections(source)
         if source.reader.lost:
-            raise DamagedError(f"{source.reader.lost} records were lost", "the machine is too "
+            raise DamagedError(were_lost(source.reader.lost), "the machine is too "
                                "busy: choose fewer connections")  # fmt: skip
     acked_ns: dict[int, int] = {}
     with Source(path) as source:

@@ -30,9 +30,7 @@ def find_cgroup(text: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cg
     """The cgroup of this name: a directory, or a path below the root of cgroup2."""
     if not text or "\0" in text or len(text) > MOST_PATH:
         raise UsageError("--cgroup: this name is no cgroup", "give a directory of cgroup2")
-    mounts = list(_cgroup2_mounts(mountinfo.read_text(errors="surrogateescape")))
-    if not mounts:
-        raise KernelError("--cgroup: no cgroup2 is mounted here", "mount -t cgroup2 none FOLDER")
+    mounts = _mounts_of("--cgroup", mountinfo)
     candidates = [Path(text), *(Path(point) / text.lstrip("/") for point, _ in mounts)]
     for candidate in candidates:
         path = Path(os.path.realpath(candidate))
@@ -49,6 +47,21 @@ def find_cgroup(text: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cg
             continue
     raise UsageError(
         f"--cgroup: '{text}' is no directory of cgroup2", f"they are below {mounts[0][0]}"
+    )
+
+
+def check_mounted(option: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> None:
+    """KernelError, which names the option, where no cgroup2 is mounted."""
+    _mounts_of(option, mountinfo)
+
+
+def _mounts_of(option: str, mountinfo: Path) -> list[tuple[str, str]]:
+    if mounts := list(_cgroup2_mounts(mountinfo.read_text(errors="surrogateescape"))):
+        return mounts
+    raise KernelError(
+        f"{option}: no cgroup2 is mounted here",
+        "`ip netns exec` hides it: run collect outside, with --netns NAME. "
+        "Or mount -t cgroup2 none FOLDER",
     )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tcpkmon.collector.linux import netns
-from tcpkmon.collector.plan.cgroups import Cgroup, find_cgroup
+from tcpkmon.collector.plan.cgroups import Cgroup, check_mounted, find_cgroup
 from tcpkmon.collector.plan.named_groups import GROUPS_BY_NAME, Named, few
 from tcpkmon.collector.plan.options import (
     FLAG,
@@ -292,6 +292,8 @@ def parse(**given: Any) -> Filters:
         raise UsageError("--cgroup: all must be at the same depth", "capture their common parent")
     if made.cgroups and made.by_name:
         raise UsageError("--cgroup: not with --unit, --container or --pod", "choose by one of them")
+    if made.by_name:
+        check_mounted("--unit, --container and --pod")
     # Last, so that no error leaves these open.
     return replace(made, **fields_of(Filters, last))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
-from tcpkmon.formats.base.text import human_bytes
+from tcpkmon.formats.base.text import counted, human_bytes
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -88,6 +88,7 @@ class Status:
             self._seen = (now, records)
         self._next = now + REFRESH_S
         self.show(
-            f"{records:,} records  {self._rate:,.0f}/s  {connections():,} sockets  "
+            f"{counted(records, 'record')}  {self._rate:,.0f}/s  "
+            f"{counted(connections(), 'socket')}  "
             f"{human_bytes(written())}  lost: {describe_losses(causes())}"
         )

@@ -18,7 +18,7 @@ from tcpkmon.collector.writer.ledger import Totals
 from tcpkmon.formats.base.causes import KERNEL_CAUSES
 from tcpkmon.formats.base.cli import say as say_line
 from tcpkmon.formats.base.errors import FileError, LossError, TcpkmonError
-from tcpkmon.formats.base.text import human_bytes, some_of
+from tcpkmon.formats.base.text import counted, human_bytes, some_of, were_lost
 
 NOT_THERE = "in files that are not there"
 """A cause of losses that no ledger has."""
@@ -93,13 +93,13 @@ def report(
         if written.refused:
             say(f"{written.refused:,} entries of the ledger, marks or the clock were not written")
         where = "standard output" if request.output == "-" else request.output
-        of = f" of {connections:,} sockets" if request.has_tcp else ""
+        of = f" of {counted(connections, 'socket')}" if request.has_tcp else ""
         size = human_bytes(stream.bytes_written())
-        say(stream.describe_end() or f"{totals.in_file:,} records{of} in {where} ({size})")
+        say(stream.describe_end() or f"{counted(totals.in_file, 'record')}{of} in {where} ({size})")
         limited = f"{totals.limited:,} over their limit, " if totals.limited else ""
         limited += f"{totals.shed:,} shed by the budget, " if totals.shed else ""
         say(
-            f"{totals.attempts:,} events seen, {totals.filtered:,} filtered, "
+            f"{counted(totals.attempts, 'event')} seen, {totals.filtered:,} filtered, "
             f"{totals.unchanged:,} unchanged, {limited}{totals.written:,} recorded; "
             f"lost: {describe_losses({**totals.by_cause, NOT_THERE: sum(gone.values())})}"
         )
@@ -123,12 +123,12 @@ def report(
         )
     if stream.disk_lost and not request.fail_on_loss:
         raise LossError(
-            f"{stream.disk_lost:,} records were lost because they could not be written to "
+            f"{were_lost(stream.disk_lost)} because they could not be written to "
             f"{request.output}: the disk was full, or writes failed",
             "make room on the disk; with --fail-on-loss the exit code tells of other losses too",
         )
     if request.fail_on_loss and totals.lost:
         raise LossError(
-            f"{totals.lost:,} records were lost: {describe_losses(totals.by_cause)}",
+            f"{were_lost(totals.lost)}: {describe_losses(totals.by_cause)}",
             "a larger --buffer-size, fewer --columns or --when-changed help",
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from tcpkmon.formats.base.errors import DamagedError, LossError
+from tcpkmon.formats.base.text import were_lost
 
 TIMELINE = "perfetto"
 """The form of exports that is made of a whole capture, not of its tables."""
@@ -56,7 +57,7 @@ def complaints_of(reader: Reader) -> list[str]:
     """What a command says of what it read: nothing that exit_code_of() tells is without a word."""
     found = list(reader.warnings)
     if reader.lost:
-        found.append(f"{reader.lost:,} records were lost")
+        found.append(were_lost(reader.lost))
     if not reader.complete:
         found.append("the end is missing; what was lost there is unknown")
     return found

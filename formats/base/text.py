@@ -41,6 +41,16 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def counted(count: int, noun: str) -> str:
+    """1 record; 2,000 records."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def were_lost(count: int) -> str:
+    """1 record was lost; 2,000 records were lost."""
+    return f"{counted(count, 'record')} {'was' if count == 1 else 'were'} lost"
+
+
 def some_of(names: Sequence[str], most: int) -> str:
     """The first of some names, and how many more there are."""
     shown, more = ", ".join(names[:most]), len(names) - most

@@ -16,6 +16,7 @@ import click
 
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
+from tcpkmon.formats.base.text import counted
 from tcpkmon.formats.commands.choosing import Chooser, choosing_options
 from tcpkmon.formats.commands.connections import report
 from tcpkmon.formats.commands.shared import files_argument, make_console, make_table, output_option
@@ -213,7 +214,7 @@ def _tell_owners(
     for row in told[:most]:
         limit = f", most of the time {row['main_limit']} ({row['main_share']:.0%})"
         click.echo(for_terminal(
-            f"{row[by] or 'of none, or not known'}: {row['connections']:,} connections, "
+            f"{row[by] or 'of none, or not known'}: {counted(row['connections'], 'connection')}, "
             f"{human_bytes(row['bytes_sent'])} sent, {human_bytes(row['bytes_received'])} "
             f"received, {row['retransmissions']:,} retransmissions"
             f"{limit if row['main_limit'] else ''}"

@@ -28,6 +28,7 @@ from tcpkmon.formats.analysis import why
 from tcpkmon.formats.base.group_names import group_of
 from tcpkmon.formats.registry import open_files
 from tests.live.capturing import ROOT, capturing, capturing_each
+from tests.live.faults import COLLECT, run
 from tests.live.test_metrics_live import folder  # noqa: F401  (a fixture)
 
 PORT = 27_000 + os.getpid() % 500  # tests run in several processes at once
@@ -39,6 +40,16 @@ def cgroup2() -> None:
     root = root_of(Path("/proc/self/mountinfo").read_text())
     if root is None or not os.access(root, os.W_OK):
         pytest.skip("no control group of version 2 can be made here")
+
+
+def test_a_unit_where_groups_are_not_seen_is_refused(tmp_path: Path) -> None:
+    """`ip netns exec` hides cgroup2: without it, each socket would pass."""
+    hidden = "umount -l \"$0\" && exec \"$@\""
+    root = root_of(Path("/proc/self/mountinfo").read_text())
+    command = [COLLECT, "--unit", "nginx.service", "-o", str(tmp_path / "x.pm"), "--", "true"]
+    done = run(["unshare", "-m", "sh", "-c", hidden, str(root), *command])
+    assert done.code == 4 and "no cgroup2 is mounted here" in done.stderr
+    assert "--netns" in done.stderr and not [*tmp_path.iterdir()]
 
 
 def test_a_thousand_connections(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tcpkmon.collector.linux import bpf
 from tcpkmon.collector.plan import filters
+from tcpkmon.collector.plan.cgroups import check_mounted
 from tcpkmon.collector.plan.filters import Filters, Flag, parse
 from tcpkmon.formats.base.errors import KernelError, UsageError
 from tests.unit.socket_rows import passes
@@ -146,6 +147,8 @@ def test_a_machine_without_cgroup2(tmp_path: Path) -> None:
     info.write_text(MOUNTINFO.splitlines()[0])
     with pytest.raises(KernelError, match="no cgroup2"):
         filters.find_cgroup("/", info)
+    with pytest.raises(KernelError, match="--unit: no cgroup2"):
+        check_mounted("--unit", info)
 
 
 def test_map_entries_byte_for_byte() -> None:
