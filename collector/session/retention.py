@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tcpkmon.collector.plan.rotation import Rotation
-from tcpkmon.collector.writer.own_files import append_line, is_own, open_own
+from tcpkmon.collector.session.short_index import shorten
+from tcpkmon.collector.writer.own_files import append_line, identity, is_own, open_own
 from tcpkmon.collector.writer.segment_folder import inside
 from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.segments import INDEX, Segment, find_segments, parse_name, read_more
+
+INDEX_BYTES = 1 << 20
+"""A larger index is made shorter."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,10 @@ class Retention:
         self._free_bytes = free_bytes or _free_bytes
         self._own: dict[str, str] = {}
         """The captures of the segments that may be deleted, by name."""
+        self._index = -1
+        """What was read of the index; open, so that no other file has its inode."""
         self._index_at = 0
+        self._most_bytes = INDEX_BYTES
         self._has_refused = False
 
     def told(self, name: str) -> None:
@@ -75,6 +82,11 @@ class Retention:
                 say(f"collect: files: {why}: older captures are neither deleted nor archived")
             self._has_refused = True
             return
+        if self._index >= 0:
+            if identity(os.fstat(index)) != identity(os.fstat(self._index)):
+                self._index_at = 0  # a shorter one got its name
+            os.close(self._index)
+        self._index = os.dup(index)
         lines, self._index_at = read_more(index, self._index_at)
         for line in lines:
             if line.get("what") in ("sealed", "archived", "repaired"):
@@ -102,6 +114,11 @@ class Retention:
             total -= first.size_bytes
             if self._delete(first, why):
                 deleted.append(first.segment.name)
+        if self._index_at > self._most_bytes:
+            with suppress(OSError):  # it stays as it is
+                shorten(self._folder)
+            self._read_index()
+            self._most_bytes = max(INDEX_BYTES, 2 * self._index_at)
         return deleted
 
     def _too_much(self, mine: list[Kept], total: int) -> str:

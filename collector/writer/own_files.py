@@ -21,6 +21,7 @@ Identity = tuple[int, int]
 """Device and inode: those of a file while somebody has it open, or it has a name."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_TRIES = 3
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -109,17 +110,23 @@ def has_name(name: str, folder: int, known: Identity) -> bool:
 
 def append_line(folder: int, line: Mapping[str, Any], owner: Owner | None = None) -> None:
     """Add a line to the folder's index. OSError; also for a file that has another name, too, where
-    others may give it that."""
-    try:
-        fd = os.open(INDEX, _APPEND | os.O_CREAT | os.O_EXCL, MODE, dir_fd=folder)
-        give_to(fd, owner)
-    except FileExistsError:
-        fd = os.open(INDEX, _APPEND, dir_fd=folder)
-    try:
-        found = os.fstat(fd)
-        linked = found.st_nlink != 1 and others_may_write(os.fstat(folder))
-        if not stat.S_ISREG(found.st_mode) or linked:
-            raise OSError(errno.EINVAL, f"{INDEX} is no ordinary file, or has another name")
-        os.write(fd, json.dumps(line).encode() + b"\n")
-    finally:
-        os.close(fd)
+    others may give it that.
+
+    Where a shorter index got the name meanwhile, the line is added to that one.
+    """
+    for _ in range(_TRIES):
+        try:
+            fd = os.open(INDEX, _APPEND | os.O_CREAT | os.O_EXCL, MODE, dir_fd=folder)
+            give_to(fd, owner)
+        except FileExistsError:
+            fd = os.open(INDEX, _APPEND, dir_fd=folder)
+        try:
+            found = os.fstat(fd)
+            linked = found.st_nlink > 1 and others_may_write(os.fstat(folder))
+            if not stat.S_ISREG(found.st_mode) or linked:
+                raise OSError(errno.EINVAL, f"{INDEX} is no ordinary file, or has another name")
+            os.write(fd, json.dumps(line).encode() + b"\n")
+            if has_name(INDEX, folder, identity(found)):
+                return
+        finally:
+            os.close(fd)

@@ -29,7 +29,7 @@ _FILE_MODE, _FOLDER_MODE = 0o640, 0o750
 _WRITERS: dict[str, Callable[[Path, IO[bytes], Who, LeftOut], None]] = {
     "psc": anonymise_file, "klogger": anonymise_log,
 }  # fmt: skip
-_LINE = ("time", "what", "name", "capture", "number", "records", "lost", "bytes", "why")
+_LINE = ("time", "what", "name", "capture", "first", "number", "records", "lost", "bytes", "why")
 """What is kept of a line of an index."""
 
 

@@ -12,10 +12,11 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO, FileIO
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from tcpkmon.formats.base.settings import setting
 from tcpkmon.formats.base.text import some_of
 
 INDEX = "index.jsonl"
+NEW_INDEX = f".{INDEX}.new"
+"""A shorter one, before it gets that name: see collector/session/short_index.py."""
 _NAME = re.compile(
     r"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]{0,63})-(?P<utc>\d{8}T\d{6}Z)-(?P<number>\d{6,12})"
     r"(?P<suffix>\.pm|\.klog|\.magnet|\.arrow)(?P<archived>\.zst|\.parquet)?"
@@ -188,7 +191,7 @@ def order(
                 "segments of one capture",
                 "name one of them, or the folder of a capture",
             )
-        absent = gaps(numbers[1:], numbers[0] + 1, numbers[-1])
+        absent = gaps(as_runs(numbers), numbers[0], numbers[-1])
         return Ordered([mine[number] for number in numbers], numbers, absent, 0, [])
     absent, strange = [], 0
     if capture:
@@ -211,29 +214,88 @@ def _not_deleted(
 ) -> list[tuple[int, int]]:
     """Runs of numbers of a capture without a file, of which its index does not say that they were
     deleted. numbers: sorted, of those that have a file."""
-    deleted: set[int] = set()
-    last, first_told = numbers[-1], 0
+    deleted, last, first_told = Deleted(), numbers[-1], 0
     lines, has_all = read_index(folder)
     for line in lines:
-        number = line.get("number")
-        if str(line.get("capture")) != capture or type(number) is not int:
+        named = numbers_of(line)
+        if str(line.get("capture")) != capture or named is None:
             continue
+        first, number = named
         if not has_all:
-            first_told = min(first_told or number, number)
-        if line.get("what") == "deleted":
-            deleted.add(number)
-        elif number <= numbers[-1] + _MOST_AHEAD:
-            deleted.discard(number)
+            first_told = min(first_told or first, first)
+        if line.get("what") != "deleted":
+            if number > numbers[-1] + _MOST_AHEAD:
+                continue
             last = max(last, number)
-    known = sorted({*numbers, *(n for n in deleted if 0 < n <= last)})
-    begin = max(first_told, 1)
-    return gaps([number for number in known if number >= begin], begin, last)
+        deleted.add(line, first, number)
+    known = sorted([*as_runs(numbers), *deleted.runs()])
+    return gaps(known, max(first_told, 1), last)
 
 
-def gaps(numbers: Sequence[int], first: int, last: int) -> list[tuple[int, int]]:
-    """The runs from first to last of what is not in the sorted numbers."""
-    bounds = pairwise([first - 1, *numbers, last + 1])
-    return [(a + 1, b - 1) for a, b in bounds if b > a + 1]
+def numbers_of(line: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The first and the last segment that a line of an index is about; None where it has no
+    number. A line that says "deleted" can be about many."""
+    first, last = line.get("first"), line.get("number")
+    if type(last) is not int:
+        return None
+    if line.get("what") != "deleted" or type(first) is not int or first > last:
+        return last, last
+    return first, last
+
+
+class Deleted:
+    """The numbers of one capture that its index calls deleted, from its lines in their order.
+
+    A line that is about many is weaker than any other line of a number: it stands for numbers that
+    have no other line. there: the numbers with a line that is no deletion, and none after it.
+    """
+
+    def __init__(self) -> None:
+        self.there: set[int] = set()
+        self._runs: list[tuple[int, int]] = []
+
+    def add(self, line: Mapping[str, Any], first: int, last: int) -> None:
+        """A line about these numbers; see numbers_of()."""
+        if line.get("what") != "deleted":
+            self.there.add(last)
+            return
+        if first == last:
+            self.there.discard(last)
+        if self._runs and self._runs[-1][1] == first - 1:
+            self._runs[-1] = self._runs[-1][0], last
+        else:
+            self._runs.append((first, last))
+
+    def runs(self) -> list[tuple[int, int]]:
+        """First and last number of each run, sorted."""
+        merged: list[tuple[int, int]] = []
+        for first, last in sorted(self._runs):
+            if merged and first <= merged[-1][1] + 1:
+                merged[-1] = merged[-1][0], max(last, merged[-1][1])
+            else:
+                merged.append((first, last))
+        there, found = sorted(self.there), []
+        for first, last in merged:
+            inside = there[bisect_left(there, first) : bisect_right(there, last)]
+            found += gaps(as_runs(inside), first, last)
+        return found
+
+
+def as_runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Each number as a run of one."""
+    return [(number, number) for number in numbers]
+
+
+def gaps(known: Iterable[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
+    """The runs from first to last of what is in no known run; these are sorted."""
+    found = []
+    for begin, end in known:
+        if begin > last:
+            break
+        if begin > first:
+            found.append((first, begin - 1))
+        first = max(first, end + 1)
+    return [*found, (first, last)] if first <= last else found
 
 
 def suffix_of(folder: str | os.PathLike[str]) -> str:
@@ -285,12 +347,17 @@ def _read_from(fd: int, at: int) -> tuple[bytes, int]:
 
 
 def _lines(data: bytes) -> Iterator[dict[str, Any]]:
-    for line in BytesIO(data):  # no list of all: they take twice their bytes
-        if len(line) > MOST_INDEX_LINE:
-            continue
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(found, dict):
-            yield found
+    for each in BytesIO(data):  # no list of all: they take twice their bytes
+        if (line := parse_line(each)) is not None:
+            yield line
+
+
+def parse_line(data: bytes) -> dict[str, Any] | None:
+    """A line of an index; None for what is too long or no JSON object."""
+    if len(data) > MOST_INDEX_LINE:
+        return None
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
@@ -17,9 +17,13 @@ from tcpkmon.formats.base.limits import MOST_INDEX_CAPTURES, MOST_PROBLEMS
 from tcpkmon.formats.base.reconciled import WORDS as RECONCILED
 from tcpkmon.formats.base.segments import (
     INDEX,
+    NEW_INDEX,
+    Deleted,
     Segment,
+    as_runs,
     find_segments,
     gaps,
+    numbers_of,
     parse_name,
     read_index,
 )
@@ -39,7 +43,7 @@ class _Capture:
     parts: dict[int, tuple[Segment, Report, Part]] = field(default_factory=dict)
     twice: list[str] = field(default_factory=list)
     sealed: dict[int, str] = field(default_factory=dict)
-    deleted: set[int] = field(default_factory=set)
+    deleted: Deleted = field(default_factory=Deleted)
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Records in a segment, and how many were lost, as they were when it was sealed."""
     listed: Listed = field(default_factory=Listed)
@@ -53,13 +57,12 @@ class _Capture:
     has_index: bool = False
     """Whether the folder has an index, of any capture."""
 
-    def told(self, line: Mapping[str, Any], name: str, number: int) -> None:
-        """A line of the index."""
+    def told(self, line: Mapping[str, Any], name: str, first: int, number: int) -> None:
+        """A line of the index, about the segments from first to number."""
         what, original = line.get("what"), parse_name(name)
-        if what == "deleted":
-            self.deleted.add(number)
-        elif what in ("sealed", "repaired", "archived", "gone"):
-            self.deleted.discard(number)
+        if what in ("deleted", "sealed", "repaired", "archived", "gone"):
+            self.deleted.add(line, first, number)
+        if what in ("sealed", "repaired", "archived", "gone"):
             self.sealed[number] = original.original if original is not None else name
         if what == "gone":
             self.sealed[number] += " was removed, moved or replaced while it was written: it"
@@ -79,8 +82,8 @@ class _Capture:
 
     def lost(self, here: Set[str]) -> list[str]:
         """The names that were sealed and not deleted, of which no file is here."""
-        gone = self.sealed.keys() - self.deleted
-        return [self.sealed[number] for number in sorted(gone) if self.sealed[number] not in here]
+        there = sorted(self.deleted.there)
+        return [self.sealed[number] for number in there if self.sealed[number] not in here]
 
 
 def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]:
@@ -113,9 +116,9 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
     has_index = False
     for line in lines:
         has_index = True
-        name, number = line.get("name"), line.get("number")
+        name, numbers = line.get("name"), numbers_of(line)
         listed.told(line)
-        if not isinstance(name, str) or not isinstance(number, int):
+        if not isinstance(name, str) or numbers is None:
             continue
         capture_id = str(line.get("capture"))
         if capture_id not in captures and len(captures) >= MOST_INDEX_CAPTURES:
@@ -125,8 +128,8 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
             of_names[name] = capture_id
         known = captures[capture_id]
         if not has_all:
-            known.first_told = min(known.first_told or number, number)
-        known.told(line, name, number)
+            known.first_told = min(known.first_told or numbers[0], numbers[0])
+        known.told(line, name, *numbers)
     here = {segment.original for segment in segments}
     gone: list[str] = []
     for capture_id, capture in captures.items():
@@ -163,7 +166,7 @@ def _without_parts(folder: str, gone: list[str], others: list[str]) -> Report:
 
 def _others(folder: str | os.PathLike[str]) -> list[str]:
     known = {segment.path("").name for segment in find_segments(folder)}
-    return sorted(name for name in os.listdir(folder) if name not in known and name != INDEX)
+    return sorted(name for name in os.listdir(folder) if name not in known | {INDEX, NEW_INDEX})
 
 
 def _verify(segment: Segment, folder: Path, verify: Verify) -> list[Report]:
@@ -208,13 +211,14 @@ class _Chain:
                 problems.add_header(f"{segment.name}: {INDEX} calls it {capture.sealed[number]}")
             if number - 1 in capture.parts and not are_dumps:
                 self._follows(segment, part, *capture.parts[number - 1])
+        deleted = capture.deleted.runs()
         unlisted = [
             segment.name
             for number, (segment, _, _) in sorted(capture.parts.items())
             if capture.has_index and segment.sealed and capture.knows(number)
-            and number not in capture.sealed and number not in capture.deleted
+            and number not in capture.sealed and not _covers(deleted, number)
         ]
-        self._missing(numbers)
+        self._missing(numbers, deleted)
         last, found, part = capture.parts[numbers[-1]]
         if are_dumps:
             ends = all(each.proven_end for _, each, _ in capture.parts.values())
@@ -301,22 +305,15 @@ class _Chain:
         if part.first != earlier.last:
             add(f"{name}: its ledger does not begin with that of {before.name}")
 
-    def _missing(self, numbers: list[int]) -> None:
+    def _missing(self, numbers: list[int], deleted: list[tuple[int, int]]) -> None:
         """Numbers without a file: the index says that they were deleted, or it is a problem."""
         capture = self._capture
         highest = max([numbers[-1], *capture.sealed])
         if highest > numbers[-1] + (1 << 20):  # of a forged index
             highest = numbers[-1]
-        absent = gaps(sorted(n for n in capture.parts if n <= highest), 1, highest)
-        taken: list[tuple[int, int]] = []
-        gone: list[tuple[int, int]] = []
-        deleted = sorted(capture.deleted)
-        for first, last in absent:
-            begin = max(first, min(last + 1, capture.first_told))
-            taken += [(first, begin - 1)] if begin > first else []
-            inside = deleted[bisect_left(deleted, begin) : bisect_right(deleted, last)]
-            taken += [(n, n) for n in inside]
-            gone += gaps(inside, begin, last)
+        here = as_runs(numbers)
+        gone = gaps(sorted([*here, *deleted]), max(capture.first_told, 1), highest)
+        taken = gaps(sorted([*here, *gone]), 1, highest)
         if taken:
             count = sum(last - first + 1 for first, last in taken)
             what = f"{count} segment(s) were deleted, as {INDEX} says: {_ranges(taken)}"
@@ -328,13 +325,13 @@ class _Chain:
         self._problems.count(max(0, sum(b - a + 1 for a, b in gone) - MOST_PROBLEMS))
 
 
-def _ranges(found: list[tuple[int, int]]) -> str:
+def _covers(runs: list[tuple[int, int]], number: int) -> bool:
+    """Whether one of the sorted runs has the number."""
+    at = bisect_right(runs, number, key=lambda run: run[0])
+    return at > 0 and runs[at - 1][1] >= number
+
+
+def _ranges(runs: list[tuple[int, int]]) -> str:
     """1-3, 7."""
-    runs: list[list[int]] = []
-    for first, last in found:
-        if runs and first == runs[-1][1] + 1:
-            runs[-1][1] = last
-        else:
-            runs.append([first, last])
     shown = [f"{a}" if a == b else f"{a}-{b}" for a, b in runs[:8]]
     return ", ".join(shown) + (" ..." if len(runs) > 8 else "")
