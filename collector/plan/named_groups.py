@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import pwd
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from tcpkmon.collector.plan.options import SEVERAL, option
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.base.group_names import Group
+from tcpkmon.formats.base.group_names import Group, is_unit
+from tcpkmon.formats.base.text import suggest
 
 GROUP_MADE = "group_made"
 """The program that tells of new control groups (groups.h)."""
@@ -80,6 +81,17 @@ class Named:
         """Whether unit, container or pod choose: then groups are decided on as they come, by
         collector/session/whose.py."""
         return bool(self.units or self.containers or self.pods)
+
+    def absent_units(self, paths: Iterable[str]) -> list[str]:
+        """What to say of the units that no group of these paths is of."""
+        if not self.units:
+            return []
+        names = {name for path in paths for name in path.split("/")}
+        return [
+            f"there is no unit {one} now{suggest(one, filter(is_unit, names))}: "
+            "its sockets are recorded from when it starts"
+            for one in self.units if not _matches([one], [*names])
+        ]  # fmt: skip
 
     def decide(self, group: Group) -> bool:
         """Whether it is one of those named, as far as its names are known."""

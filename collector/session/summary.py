@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tcpkmon.collector.loader.capture_maps import Kernel
 from tcpkmon.collector.loader.prepare import Prepared
+from tcpkmon.collector.plan.cgroups import walk_cgroups
 from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.session.status_line import describe_losses
 from tcpkmon.collector.writer.base_stream import Stream
@@ -18,6 +19,7 @@ from tcpkmon.collector.writer.ledger import Totals
 from tcpkmon.formats.base.causes import KERNEL_CAUSES
 from tcpkmon.formats.base.cli import say as say_line
 from tcpkmon.formats.base.errors import FileError, LossError, TcpkmonError
+from tcpkmon.formats.base.group_names import MOST_GROUPS
 from tcpkmon.formats.base.text import counted, human_bytes, some_of, were_lost
 
 NOT_THERE = "in files that are not there"
@@ -36,8 +38,8 @@ def say(text: str) -> None:
 def describe(request: Request, prepared: Prepared, kernel: Kernel) -> None:
     """With -v, print the kind of rings and how each location is attached.
 
-    Always print which requested location is missing, what the kernel refused, and where losses
-    are not counted.
+    Always print which requested location is missing, what the kernel refused, where losses are not
+    counted, and which unit is not there.
     """
     if request.quiet:
         return
@@ -53,6 +55,8 @@ def describe(request: Request, prepared: Prepared, kernel: Kernel) -> None:
             say(f"{name} is not recorded: {why}")
     for name, way in prepared.plan.unproven.items():
         say(f"{name} by {way} may lose events that this kernel does not count")
+    for text in request.filters.absent_units(path for _, path in walk_cgroups(MOST_GROUPS)):
+        say(text)
 
 
 def _ports_in_use() -> str:

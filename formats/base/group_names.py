@@ -84,13 +84,18 @@ def group_of(path: str, **more: str) -> Group:
             found["pod_uid"] = found["pod"] = _uuid(pod["uid"])
         if (user := _USER.fullmatch(part)) is not None:
             found["user"] = user[1]
-        if _UNIT.fullmatch(part) and (not part.endswith(".slice") or _is_slice(found)):
+        if is_unit(part) and (not part.endswith(".slice") or _is_slice(found)):
             found["unit"] = part
         if container := _container(part, above, "pod_uid" in found):
             found |= container
             break  # what is below is the container's own
         above = part
     return Group(path, **{**found, **more})
+
+
+def is_unit(name: str) -> bool:
+    """Whether a group of this name is a unit's."""
+    return _UNIT.fullmatch(name) is not None
 
 
 def _is_slice(found: Mapping[str, str]) -> bool:

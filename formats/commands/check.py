@@ -67,7 +67,8 @@ def command(
                     click.echo(line)
         if not capture.proven:
             name = for_terminal(str(capture.path))
-            say(f"tcpkmon check: {name}: not proven: {for_terminal(capture.verdict)}")
+            hint = "" if unproven_ok else "; --unproven-ok takes it all the same"
+            say(f"tcpkmon check: {name}: not proven: {for_terminal(capture.verdict)}{hint}")
         if github and not as_json:
             for line in github_lines(capture, results):
                 click.echo(line)

@@ -88,6 +88,13 @@ _PACKETS = tuple(map(bytes.fromhex, (
     "d4c3b2a1", "a1b2c3d4", "4d3cb2a1", "a1b23c4d", "0a0d0d0a",
 )))  # fmt: skip
 """With these begin files of packets: pcap in both byte orders, in us and ns; pcapng."""
+_FOREIGN = (
+    (b"\x7fELF", "a program"), (b"\x1f\x8b", "compressed by gzip"),
+    (b"\xfd7zXZ", "compressed by xz"), (b"BZh", "compressed by bzip2"),
+    (b"PK\3\4", "a ZIP archive"), (b"SQLite format 3\0", "a database of SQLite"),
+    (b"PERFILE2", "of perf record"),
+)  # fmt: skip
+_LOOKED_AT = 512
 _CLOCK = struct.Struct(">QQQ")
 _U64_MAX = (1 << 64) - 1
 
@@ -234,6 +241,11 @@ def decode_header(data: bytes | memoryview, size: int) -> tuple[Header, int]:
         raise DamagedError(
             "it holds packets (pcap), not snapshots of TCP", "tcpdump and Wireshark read it"
         )
+    if what := _foreign(bytes(data[:_LOOKED_AT])):
+        raise DamagedError(
+            f"not a capture: it seems to be {what}",
+            "a capture is a PSC file, a Klogger log, a MAGNeT file, or a folder of them",
+        )
     single: dict[int, tuple[int, bytes]] = {}
     columns: list[Column] = []
     columns_at: list[int] = []
@@ -287,6 +299,15 @@ def decode_header(data: bytes | memoryview, size: int) -> tuple[Header, int]:
         is_intact=all(_sealed(whole, at) == whole for at in checksums),
     )
     return header, stop
+
+
+def _foreign(begin: bytes) -> str:
+    """What else a file is that begins so; empty where that is not known."""
+    known = (what for magic, what in _FOREIGN if begin.startswith(magic))
+    text = begin.decode("utf-8", "ignore")
+    is_text = begin.strip() and len(text.encode()) > len(begin) - 4  # its last letter may be cut
+    is_text = is_text and all(each.isprintable() or each in "\t\r\n\f\033" for each in text)
+    return next(known, "plain text" if is_text else "")
 
 
 def _records(data: memoryview, size: int) -> Iterable[tuple[int, int, bytes]]:

@@ -271,6 +271,28 @@ def test_pmgraph_names_a_folder_of_logs(
     assert "no segment in it ends in .pm" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        ("# Grüße\n\nA README.\n".encode() * 40, "plain text"),
+        (b'{"a": 1}', "plain text"),
+        (b"\x7fELF\2\1\1", "a program"),
+        (b"\x1f\x8b\x08\0abc", "compressed by gzip"),
+    ],
+)
+def test_what_is_no_capture_is_said_first(
+    data: bytes, what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.pm"
+    path.write_bytes(data)
+    assert run(pmgraph, [str(path), "-T"], prog="pmgraph") == 5
+    said = capfd.readouterr().err
+    assert said.startswith(f"pmgraph: {path}: not a capture: it seems to be {what}; a capture is ")
+    path.write_bytes(b"\0\1\0\x08abcdefgh")  # the beginning of one
+    assert run(pmgraph, [str(path), "-T"], prog="pmgraph") == 5
+    assert "the file is damaged, or not a PSC file" in capfd.readouterr().err
+
+
 def test_pmgraph_names_what_is_no_psc_file(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,6 +121,17 @@ def test_filters() -> None:
             parse(units=wrong)
 
 
+def test_units_that_are_not_there() -> None:
+    paths = ["/", "/system.slice", "/system.slice/nginx.service", "/user.slice/a"]
+    filters = parse(units=["ngnix.service", "nginx.service", "sys*", "a.scope"])
+    assert filters.absent_units(iter(paths)) == [
+        "there is no unit ngnix.service now (did you mean 'nginx.service'?): its sockets are "
+        "recorded from when it starts",
+        "there is no unit a.scope now: its sockets are recorded from when it starts",
+    ]
+    assert parse().absent_units(iter(paths)) == []
+
+
 def test_names_of_kubelet(tmp_path: Path) -> None:
     (tmp_path / f"shop_cart-7_{UID}").mkdir()
     (tmp_path / f"cart-7_shop_app-{ID}.log").symlink_to("gone")

@@ -561,6 +561,29 @@ def test_what_is_missing_is_said_and_gives_bounds() -> None:
     assert "25.0 % of the time is not certain: 5 records of the capture are missing" in texts[-1]
 
 
+@pytest.mark.parametrize(
+    ("held", "doubt_ns", "share", "end"),
+    [
+        (0.57, 0, "57 %", ""),
+        (0.57, MS, "57 %", ""),  # 0.0 %
+        (0.57, 8 * MS, "57 %", "0.1 % of the time is not certain: 5 records of the capture are "
+         "missing there"),
+        (0.5751, 8 * MS, "58 % (57 to 58 %)", "so shares are between the bounds in brackets"),
+    ],
+)  # fmt: skip
+def test_bounds_that_are_one_number_are_not_said(
+    held: float, doubt_ns: int, share: str, end: str
+) -> None:
+    ns = int(8_000 * MS * held)
+    _, texts = sentence(
+        limit_ns={"cwnd": ns, "app": 8_000 * MS - ns}, certain_ns=8_000 * MS - doubt_ns,
+        least_ns={"cwnd": ns - doubt_ns, "app": 8_000 * MS - ns}, lost_records=5,
+    )  # fmt: skip
+    assert texts[0].startswith(f"{share} of the time limited by the congestion window")
+    said = [text for text in texts if "not certain" in text]
+    assert len(said) == bool(end) and all(text.endswith(end) for text in said)
+
+
 def test_a_receiver_is_told_so() -> None:
     """How far the reader was behind at most is no proof: a fast one is so for some microseconds."""
     receives = {"bytes_acked": 0, "bytes_received": 9 << 20, "rcvbuf": 131_072,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,9 @@ _SHORT_S = 1.0
 _MOST = 0.5
 _NEAR = 0.9
 _DOUBT = 0.005
+_SHOWN = 0.0005
+"""A smaller part of the time would be 0.0 %."""
+_BOUNDS = re.compile(r"\(\d+ to \d+ %\)")
 _SPARE = 8
 """A send buffer has at most some three times what is in flight: its overhead counts."""
 PART_OF = {name: family for name, family in FAMILY.items() if name != "nagle"}
@@ -76,10 +80,9 @@ def verdict(one: Connection, peer: Connection | None = None) -> list[str]:
             else "its segments were not recorded after one end closed, and what held then is "
             "taken to have held on"
         )
-        texts.append(
-            f"{doubt:.1f} % of the time is not certain: {why}, so shares are between the bounds "
-            "in brackets"
-        )
+        bounds = ", so shares are between the bounds in brackets"
+        has_bounds = any(_BOUNDS.search(text) for text in texts)
+        texts.append(f"{doubt:.1f} % of the time is not certain: {why}{bounds * has_bounds}")
     return [*(texts or ["too short to tell"]), *outside(one)]
 
 
@@ -107,8 +110,9 @@ def _bounded(one: Connection, held: int, least: int) -> str:
     """A time as a share. least: the part of it that is certain."""
     total = sum(one.limit_ns.values())
     doubt = total - one.certain_ns
-    between = f" ({100 * least / total:.0f} to {100 * (least + doubt) / total:.0f} %)"
-    return f"{100 * held / total:.0f} %{between * _is_uncertain(one)}"
+    low, high = f"{100 * least / total:.0f}", f"{100 * (least + doubt) / total:.0f}"
+    between = f" ({low} to {high} %)" if low != high and _is_uncertain(one) else ""
+    return f"{100 * held / total:.0f} %{between}"
 
 
 def _is_uncertain(one: Connection) -> bool:
@@ -116,7 +120,7 @@ def _is_uncertain(one: Connection) -> bool:
     total = sum(one.limit_ns.values())
     doubt = total - one.certain_ns
     within = one.lost_records - one.lost_before - one.lost_after
-    return doubt > (0 if within else _DOUBT * total)
+    return doubt >= (_SHOWN if within else _DOUBT) * total > 0
 
 
 def cross_check(row: Mapping[str, Any]) -> str:
