@@ -146,8 +146,8 @@ def _remarks(report: Report) -> Iterable[str]:
     if report.seq_gaps:
         yield f"{report.seq_gaps} gap(s) in the sequence, {report.seq_lost} numbers missing"
     for one in report.missed:
-        causes = {"recursion": one.recursion, "kprobe, new network namespace": one.kprobe}
-        counts = ", ".join(f"{count} ({cause})" for cause, count in causes.items() if count)
+        unseen = {"recursion": one.recursion, "kprobe, new network namespace": one.kprobe}
+        counts = ", ".join(f"{count} ({cause})" for cause, count in unseen.items() if count)
         yield f"never seen by the program of {one.name}, lost too: {counts}"
     if report.existing:
         yield f"{report.existing} connection(s) were open before the start"
