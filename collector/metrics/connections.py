@@ -95,7 +95,13 @@ class Connections:
         return len(self._slots)
 
     def add(self, entries: NDArray[Any]) -> None:
-        """Take snapshots, (n,) rows in order."""
+        """Take snapshots, (n,) rows in order; those of listeners are left out."""
+        turns = entries["location"] == self._state_change
+        listens = (entries["state"] == State.LISTEN) | (
+            turns & (entries["callvalue"] == State.LISTEN)
+        )
+        if listens.any():
+            entries = entries[~listens]
         ids = entries["conn_id"]
         order = np.argsort(ids, kind="stable")
         ids = ids[order]
@@ -109,7 +115,11 @@ class Connections:
             self._free_ended(len(self._ended))
         if len(self._slots) + len(starts) > self._most:
             self._evict()
-        slots = np.array([self._slot(number) for number in ids[starts].tolist()], np.int64)
+        ended = entries["location"][order[starts]] == self._destroy  # of a listener, if new
+        slots = np.array([
+            self._slots.get(number, -1) if over else self._slot(number)
+            for number, over in zip(ids[starts].tolist(), ended.tolist(), strict=True)
+        ], np.int64)  # fmt: skip
         have = slots >= 0
         slots, starts, ends = slots[have], starts[have], ends[have]
         last = order[ends - 1]
@@ -117,6 +127,9 @@ class Connections:
         self._count(entries, order, starts, ends, slots)
         for name in self.names:
             self._rows[name][slots] = entries[name][last]
+        if "state" in self.names:  # a record of a change has the state before it
+            turns = entries["location"][last] == self._state_change
+            self._rows["state"][slots[turns]] = entries["callvalue"][last[turns]]
         ends_now = entries["location"][last] == self._destroy
         self._totals["closed"][slots[ends_now]] = 1
         gone = entries["conn_id"][last[ends_now]].tolist()

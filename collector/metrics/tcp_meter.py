@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,9 @@ class TcpMeter:
         self._opening: dict[int, int] = {}
         self._open: dict[int, tuple[int, str]] = {}
         self._why: dict[int, str] = {}
+        self._closing: dict[int, str] = {}
+        """By connection that closed: its role. A reset may be sent after that (SO_LINGER), so it is
+        counted at DESTROY, after the next batch, or when it is asked for."""
 
     def add(self, entries: NDArray[Any], times_ns: NDArray[np.int64]) -> None:
         """Count snapshots, (n,) rows in order; times_ns: their CLOCK_MONOTONIC."""
@@ -74,6 +77,7 @@ class TcpMeter:
         probes = locations == self._numbers["ZERO_WINDOW_PROBE"]
         self._zero["probes"] += int(np.count_nonzero(probes))
         self._count_retransmits(entries, locations)
+        before = list(self._closing)
         if "conn_id" in names and "state" in names:
             turns = self._is_turn[locations & 0xFF]
             if turns.any():
@@ -82,9 +86,11 @@ class TcpMeter:
                 for row in zip(times_ns[turns].tolist(), *columns, strict=True):
                     self._turn(*row)
                 self._forget()
+        self._count_closed(before)
 
     def told(self) -> dict[str, Any]:
         """The counts for JSON."""
+        self._count_closed(list(self._closing))
         return {
             "srtt": self._srtt.told(),
             "min_rtt": self._min_rtt.told(),
@@ -133,17 +139,22 @@ class TcpMeter:
             if (began_ns := self._opening.pop(connection, None)) is not None:
                 self._handshake.add(np.array([(now_ns - began_ns) // 1000]))
         elif location == self._numbers["DESTROY"] or value == State.CLOSE:
-            end = self._why.get(connection, "close")
             if self._opening.pop(connection, None) is not None:
                 self._closed["client", "no handshake"] += 1
             elif (opened := self._open.pop(connection, None)) is not None:
                 began_ns, role = opened
                 self._durations[role].add(np.array([(now_ns - began_ns) // 1000]))
-                self._closed[role, end] += 1
+                self._closing[connection] = role
             elif location != self._numbers["DESTROY"] and old in SYNCHRONIZED:
-                self._closed["unknown", end] += 1
+                self._closing[connection] = "unknown"
             if location == self._numbers["DESTROY"]:
+                self._count_closed([connection])
                 self._why.pop(connection, None)
+
+    def _count_closed(self, connections: Iterable[int]) -> None:
+        for connection in connections:
+            if (role := self._closing.pop(connection, None)) is not None:
+                self._closed[role, self._why.get(connection, "close")] += 1
 
     def _forget(self) -> None:
         tables: tuple[dict[int, Any], ...] = (self._opening, self._open, self._why)

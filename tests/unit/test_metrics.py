@@ -110,6 +110,38 @@ def test_a_connection_from_syn_to_close() -> None:
     assert sum(told["srtt"]["counts"]) == 1
 
 
+def test_a_reset_that_follows_the_close_is_how_it_ended() -> None:
+    """SO_LINGER of 0: the kernel closes the socket, and sends the reset then."""
+    state = {"location": AT["STATE_CHANGE"], "conn_id": 7}
+    entries = rows(
+        {**state, "state": 2, "callvalue": 1},
+        {**state, "state": 1, "callvalue": 7},
+        {"location": AT["RESET_SENT"], "conn_id": 7, "state": 7},
+        {"location": AT["DESTROY"], "conn_id": 7, "state": 7},
+    )
+    for cut in range(4):
+        meter = TcpMeter(AT)
+        for part in (entries[:cut], entries[cut:]):
+            meter.add(part, part["time_ns"].astype(np.int64))
+        assert meter.told()["closed"] == [["client", "reset sent", 1]], cut
+
+
+def test_a_change_shows_the_state_after_it_and_listeners_are_not_shown() -> None:
+    table = Connections(LAYOUT.dtype, AT, 0.0)
+    change = {"location": AT["STATE_CHANGE"]}
+    table.add(rows(
+        {**change, "conn_id": 7, "state": 3, "callvalue": 1},
+        {**change, "conn_id": 8, "state": 7, "callvalue": 10},
+    ))  # fmt: skip
+    assert len(table) == 1 and table.values("state", table.slots()).tolist() == [1]
+    table.add(rows(
+        {**change, "conn_id": 8, "state": 10, "callvalue": 7},
+        {"location": AT["DESTROY"], "conn_id": 8, "state": 7},
+    ))  # fmt: skip
+    table.rate(2.0)
+    assert first(*table.shown()[:2], "id", 5)["id"] == [7]
+
+
 def test_bytes_of_connections_across_batches_and_wraps() -> None:
     """Sequence numbers wrap, connections come and go; a loop over single records counts too."""
     dice = random.Random(5)
