@@ -186,6 +186,10 @@ def order(
     unread = [path for (name, _), path in places if not name] if capture else []
     if folder is None:
         if others or unread or not capture:
+            for path in paths:
+                if not path.exists():
+                    raise FileError(f"cannot open {path}: No such file or directory",
+                                    "an output is named with -o")  # fmt: skip
             raise UsageError(
                 f"{', '.join(map(str, paths[:3]))}{' ...' if len(paths) > 3 else ''} are not "
                 "segments of one capture",

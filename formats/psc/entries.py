@@ -170,7 +170,8 @@ class Entries(InputFile, Description):
         return ColumnReader(columns, signed, self.header.endian, rows)
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
-        """A column's values as a native array of stop - start rows.
+        """A column's values as a native array of stop - start rows, of control entries too: what
+        is a snapshot says ~control(start, stop).
 
         Integers have the machine's byte order. They are unsigned unless the file's schema declares
         them signed. The time is int64 ns since the epoch. Strings are S with their length (numpy

@@ -179,9 +179,9 @@ class Capture(Entries, Analysed):
 
     def table(self, names: str | Sequence[str] | None = None) -> Any:
         """A table of the capture by its name ("connections"), see Analysed.named_table(); or
-        columns of all entries (by default all columns) as a pyarrow.Table in memory.
+        columns of all snapshots (by default all columns) as a pyarrow.Table in memory.
 
-        Of entries the time is a timestamp[ns, UTC], text is a dictionary of strings, other raw
+        Of snapshots the time is a timestamp[ns, UTC], text is a dictionary of strings, other raw
         bytes are fixed-size binary. Raises UsageError for a missing column, and if pyarrow is
         missing.
         """

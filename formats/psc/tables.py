@@ -33,14 +33,18 @@ _SAMPLE_STRIDE = 512
 
 
 def build_table(entries: Entries, names: Sequence[str]) -> Any:
-    """Columns of all entries as one table; see Capture.table()."""
+    """Columns of all snapshots as one table; see Capture.table()."""
     pyarrow = import_pyarrow()
     texts = {
         name: _or_none(entries, name, text_of) if entries.is_text(name) else None for name in names
     }
     pieces = list(entries.chunks(_TABLE_ROWS)) or [slice(0, 0)]
-    found = (entries.columns(names, piece.start, piece.stop) for piece in pieces)
-    tables = [_make_table(entries, columns, texts, "ns") for columns in found]
+    tables = []
+    for piece in pieces:
+        keep = ~entries.control(piece.start, piece.stop)
+        found = entries.columns(names, piece.start, piece.stop)
+        snapshots = {name: values[keep] for name, values in found.items()}
+        tables.append(_make_table(entries, snapshots, texts, "ns"))
     return pyarrow.concat_tables(tables).unify_dictionaries()
 
 
