@@ -25,6 +25,8 @@ from tcpkmon.formats.analysis.exchanges import (
     summarize,
 )
 from tcpkmon.formats.analysis.exchanges.cutting import NULL
+from tcpkmon.formats.analysis.exchanges.streams import Streams
+from tcpkmon.formats.analysis.exchanges.waiting import Asked
 from tcpkmon.formats.analysis.why import Connection, row_of
 from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.commands import check, why
@@ -593,6 +595,31 @@ def test_waits_are_never_longer_than_the_connection() -> None:
     (told_of,), share = Waited(True, asked, 0, 0).told(one)
     assert told_of[1] == "waited 1 s for the path's round trips, 100 % of the time"
     assert share == 1
+
+
+@pytest.mark.parametrize("size", [100, 2, 1])
+def test_exchanges_that_overlap_count_once(size: int) -> None:
+    """Each moment is of the first exchange that covers it, in whichever pieces they come."""
+    streams = Streams(False)
+    streams.places.of(np.array([7, 8], np.uint64), np.ones(2, np.bool_))
+    asked, ms = Asked(streams), []
+    for start, request, network, think, read in (
+        (0, 10, 20, 70, 0), (30, 10, 20, 70, 0), (40, 0, 20, 0, 0), (90, 0, 20, 100, 10),
+    ):  # fmt: skip
+        total = request + network + think + read
+        ms.append((start, request, network, think, 0, read, total, 100))
+    names = ["start_ns", "request_ns", "network_ns", "think_ns", "response_ns", "read_ns",
+             "total_ns", "response_bytes"]  # fmt: skip
+    rows = np.zeros(2 * len(ms), EXCHANGE)
+    for name, values in zip(names, np.array(ms).T, strict=True):
+        rows[name] = np.repeat(values, 2)
+    rows["place"], rows["wait_ns"] = np.tile([0, 1], len(ms)), NULL
+    for low in range(0, len(rows), size):
+        asked.add(rows[low : low + size])
+    for place in (0, 1):  # 0 to 100, 100 to 130, nothing, 130 to 220
+        sums = {name: int(asked._kept.of(f"{name}_ns")[place]) for name in
+                ("network", "think", "read")}  # fmt: skip
+        assert sums == {"network": 20, "think": 70 + 30 + 80, "read": 10}
 
 
 def test_parts_are_of_the_same_exchanges_and_few_have_no_percentiles(tmp_path: Path) -> None:

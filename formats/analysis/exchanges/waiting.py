@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.arrays import Array, runs, shifted
 from tcpkmon.formats.analysis.exchanges.cutting import NULL
 from tcpkmon.formats.analysis.exchanges.streams import CLIENT, NEEDED, OPTIONAL, Streams
 from tcpkmon.formats.analysis.exchanges.table import make_cutter
@@ -18,6 +18,8 @@ from tcpkmon.formats.analysis.why.peers import is_local
 from tcpkmon.formats.analysis.why.words import human_time
 
 _SUMS = ("wait_ns", "think_ns", "network_ns", "read_ns", "uncertain_ns", "pipelined")
+_PARTS = ("request_ns", "network_ns", "think_ns", "response_ns", "read_ns")
+"""Those of an exchange, in their order."""
 _LEAST = 0.05
 _UNKNOWN = ", for how long is not known"
 
@@ -136,15 +138,35 @@ class Asked:
 
     def add(self, rows: Array) -> None:
         """The next exchanges."""
+        rows = rows[np.argsort(rows["place"], kind="stable")]
         of, place = self._kept.of, rows["place"]
         answered = rows["response_bytes"] > 0
-        for name in _SUMS:
-            known = np.where(rows[name] == NULL, 0, rows[name])
-            np.add.at(of(name), place, known)
-        np.add.at(of("count"), place, answered & (rows["request_bytes"] > 0))
         end = rows["start_ns"] + np.where(answered, rows["total_ns"], rows["request_ns"])
+        before = self._ends_before(place, end)
+        shared = np.clip(before - rows["start_ns"], 0, end - rows["start_ns"])
+        known = {name: np.where(rows[name] == NULL, 0, rows[name]) for name in (*_PARTS, *_SUMS)}
+        for name in _PARTS:  # what is of an exchange before it too is counted there
+            cut = np.minimum(shared, known[name])
+            known[name], shared = known[name] - cut, shared - cut
+        for name in _SUMS:
+            np.add.at(of(name), place, known[name])
+        np.add.at(of("count"), place, answered & (rows["request_bytes"] > 0))
         of("end_ns")[place] = end  # of several the last one stays
         of("asked_ns")[place] = np.where(answered, 0, end)
+
+    def _ends_before(self, place: Array, end: Array) -> Array:
+        """Until when the exchanges before each one took, of all of its connection. Sorted by
+        place."""
+        firsts, _ = runs(place)
+        group = np.zeros(len(place), np.int64)
+        group[firsts[1:]] = 1
+        rank = np.empty_like(group)
+        rank[np.argsort(end, kind="stable")] = np.arange(len(end))
+        latest = np.maximum.accumulate(np.cumsum(group) * len(end) + rank) % max(len(end), 1)
+        until = self._kept.of("until_ns")
+        before = np.maximum(shifted(np.sort(end)[latest], firsts, 0), until[place])
+        np.maximum.at(until, place, end)
+        return before
 
     def of(self, one: Connection) -> Waited | None:
         """None for one that neither asked nor answered: what only one side sends is no request."""
