@@ -198,6 +198,14 @@ class Entries(InputFile, Description):
         self._losses = Losses(8 * column.length) if column is not None else None
         return self._losses
 
+    def control(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.bool_]:
+        """The mask of the rows that are control entries (see formats.base.control)."""
+        start, stop = self._range(start, stop)
+        if not self.controls_fit:
+            return np.zeros(stop - start, np.bool_)
+        found = self.columns(("location", "lport", "rport"), start, stop)
+        return is_control(found["location"], found["lport"], found["rport"])
+
     def control_of(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """The mask of the control entries in these rows, which rows() or read_into() returned."""
         if not self.controls_fit:

@@ -19,7 +19,7 @@ from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reader import TIMELINE, Records
 from tcpkmon.formats.base.segments import has_earlier
 from tcpkmon.formats.psc.columns import TIME
-from tcpkmon.formats.psc.entries import READ_BYTES, Entries, is_control
+from tcpkmon.formats.psc.entries import READ_BYTES, Entries
 from tcpkmon.formats.psc.sequence import Gap, Numbers
 from tcpkmon.formats.psc.tables import Snapshots, build_table
 from tcpkmon.formats.psc.values import decode, words
@@ -123,14 +123,6 @@ class Capture(Entries, Analysed):
         if column is None or not column.is_integer:
             return None
         return self.column("time_ns", start, stop).astype(np.int64)
-
-    def control(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.bool_]:
-        """The mask of the rows that are control entries (see formats.base.control)."""
-        start, stop = self._range(start, stop)
-        if not self.controls_fit:
-            return np.zeros(stop - start, np.bool_)
-        found = self.columns(("location", "lport", "rport"), start, stop)
-        return is_control(found["location"], found["lport"], found["rport"])
 
     def controls(
         self, start: int = 0, stop: int | None = None
