@@ -27,9 +27,8 @@ what needs more is empty. Times are CLOCK_MONOTONIC. In Python:
 
     import tcpkmon
 
-    with tcpkmon.open("run.pm") as capture:
-        connections = capture.connections()     # pandas.DataFrame
-        intervals = capture.intervals()
+    connections = tcpkmon.connections("run.pm")     # pandas.DataFrame
+    intervals = tcpkmon.intervals("run.pm")
 
 `tcpkmon.formats.analysis.why.connections(path)` and `intervals(path)` return numpy columns by name,
 without pandas: a number that can be missing is float64 and NaN, text is None. `as_arrow()` makes a
@@ -48,7 +47,7 @@ table had no room, nobody knows whose it was: it counts for each connection, non
 the exit code is 3, here as in all readers.
 
 Percentiles of round-trip times are over records, those of goodput over times of 100 ms since the
-connection's start, of both directions the larger; both are counted in classes, within 6 %. Bytes
+connection's start, of both directions the larger; the value that so many do not exceed. Bytes
 are those of data, without SYN and FIN. A record is made before its segment counts: of a connection
 that is still open, `bytes_received` has what its last segment brings, by `seg_seq`, and
 `bytes_acked` lacks it.

@@ -87,8 +87,8 @@ def open(path: PathLike, *more: PathLike) -> Reader:
     (UsageError for others).
 
     A PSC file returns a tcpkmon.formats.psc.reader.Capture. A Klogger log, or a folder of them,
-    returns tcpkmon.formats.klogger.logs.Logs. Both have table(name), any table as Arrow, and
-    connections() and intervals(), those of the schema tcp as pandas.DataFrame.
+    returns a tcpkmon.formats.klogger.logs.Logs. Both have table(name), any table as Arrow, and
+    connections(columns), the records of the schema tcp in blocks of whole connections.
     """
     from tcpkmon.formats.base.analysed import Analysed
     from tcpkmon.formats.registry import open_files
@@ -176,12 +176,11 @@ def verify(*paths: PathLike) -> list[Report]:
 
 
 def _table(name: str, paths: tuple[PathLike, ...]) -> DataFrame:
-    with open(*paths) as reader:
-        from tcpkmon.formats.base.analysed import Analysed
+    from tcpkmon.formats.analysis import why
 
-        if not isinstance(reader, Analysed):
-            raise UsageError(f"a capture of this format has no table {name}")
-        return getattr(reader, name)()
+    with why.Source(*paths) as source:
+        table = why.connections(source) if name == "connections" else why.intervals(source)
+        return why.as_frame(table)
 
 
 def _listed(paths: PathLike | Sequence[PathLike]) -> list[Path]:
@@ -198,11 +197,14 @@ class _Above:
         self._paths = paths
         self._html: str | None = None
 
-    def frame(self, reader: Any, name: str) -> Any:
+    def blocks(self, reader: Any, columns: Sequence[str], memory: int | str | None) -> Any:
         from tcpkmon.formats.analysis import why
+        from tcpkmon.formats.base.quantities import parse_size
 
-        table = why.connections(reader) if name == "connections" else why.intervals(reader)
-        return why.as_frame(table)
+        size = parse_size(memory) if isinstance(memory, str) else memory
+        source = why.Source(reader, needed=columns, what="columns of the schema tcp")
+        source.names = list(columns)
+        return source.blocks(size)
 
     def arrow(self, reader: Any, name: str) -> Any:
         from tcpkmon.formats import tables

@@ -25,7 +25,6 @@ from tcpkmon.collector.loader.halving import MOST_CHOSEN, SocketOption, address_
 from tcpkmon.collector.loader.halving import Halves as Program
 from tcpkmon.collector.plan import filters
 from tcpkmon.collector.plan.cgroups import Cgroup, find_cgroup, walk_cgroups
-from tcpkmon.collector.plan.quantities import parse_duration
 from tcpkmon.formats.analysis.trial import (
     CLAMP,
     CONGESTION,
@@ -46,6 +45,7 @@ from tcpkmon.formats.analysis.trial import (
 )
 from tcpkmon.formats.analysis.why import Source, connections, connections_of
 from tcpkmon.formats.base.errors import DamagedError, TcpkmonError, UsageError
+from tcpkmon.formats.base.quantities import parse_duration
 from tcpkmon.formats.base.text import were_lost
 
 Say = Callable[[str], None]

@@ -18,7 +18,6 @@ __all__ = [
     "named_groups",
     "options",
     "probes",
-    "quantities",
     "recorder",
     "request",
     "rotation",

@@ -15,13 +15,13 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tcpkmon.collector.plan.quantities import (
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.quantities import (
     parse_duration,
     parse_limit,
     parse_megabytes,
     parse_size,
 )
-from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.text import suggest
 
 _MOST_PATH = 4096

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tcpkmon.collector.plan.options import EXPRESSIONS, JOINED, number, option, quantity
-from tcpkmon.collector.plan.quantities import parse_duration, parse_size
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.expressions import parse, read_all
+from tcpkmon.formats.base.quantities import parse_duration, parse_size
 
 LEAST_BYTES, _LAST_BYTES = 1 << 20, 256 << 20
 STALL = "stall"

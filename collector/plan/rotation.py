@@ -20,9 +20,9 @@ from tcpkmon.collector.plan.options import (
     number,
     option,
 )
-from tcpkmon.collector.plan.quantities import parse_duration, parse_size
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.installing import how_to_install
+from tcpkmon.formats.base.quantities import parse_duration, parse_size
 
 LEAST_BYTES = 64 << 10
 LEAST_S = 0.1

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,12 @@ def runs(keys: Array) -> tuple[Array, Array]:
     """The first and the last row of each run of equal keys."""
     firsts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
     return firsts, np.append(firsts, len(keys))[1:] - 1
+
+
+def is_one_of(values: Array, numbers: Iterable[int]) -> Mask:
+    """(n,) whether each value is one of a few numbers, at least one. np.isin() is slow with few."""
+    masks = [values == number for number in numbers]
+    return np.asarray(np.logical_or.reduce(masks) if len(masks) > 1 else masks[0])
 
 
 def shifted(values: Array, firsts: Array, base: Any) -> Array:

@@ -20,6 +20,7 @@ __all__ = [
     "installing",
     "limits",
     "ports",
+    "quantities",
     "reader",
     "reconciled",
     "removed",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tcpkmon.formats.base.errors import UsageError
@@ -11,8 +12,8 @@ from tcpkmon.formats.base.errors import UsageError
 class Above(Protocol):
     """What is made of an open capture by the rooms above readers."""
 
-    def frame(self, reader: Any, name: str) -> Any:
-        """A table as a pandas.DataFrame."""
+    def blocks(self, reader: Any, columns: Sequence[str], memory: int | str | None) -> Any:
+        """An iterator of blocks of whole connections."""
 
     def arrow(self, reader: Any, name: str) -> Any:
         """A table as a pyarrow.Table."""
@@ -26,16 +27,18 @@ class Analysed:
 
     above: Above | None = None
 
-    def connections(self) -> Any:
-        """A row for each connection, as a pandas.DataFrame; docs/connections.md has the columns.
+    def connections(self, columns: Sequence[str], memory: int | str | None = None) -> Any:
+        """The records of the schema tcp in one pass, in blocks of whole connections: an iterator of
+        formats.analysis.blocks.Block.
 
-        Raises UsageError where pandas or columns are missing, FileError, DamagedError.
+        columns: their names. memory: about how much may be held, in bytes or as "512M"; by default
+        a fourth of what is free, at least 512M. A capture for which that is too little is spread
+        over temporary files (TMPDIR). A single connection is never cut: it needs about 1 kB for
+        each of its records.
+
+        Raises UsageError where columns are missing, FileError, DamagedError.
         """
-        return self._above("connections()").frame(self, "connections")
-
-    def intervals(self) -> Any:
-        """A row for each run of one limit of a connection; as connections()."""
-        return self._above("intervals()").frame(self, "intervals")
+        return self._above("connections()").blocks(self, columns, memory)
 
     def named_table(self, name: str) -> Any:
         """A table of the capture as a pyarrow.Table; docs/tables.md has those that there are.

@@ -109,41 +109,25 @@ class _Overview:
     def __init__(self, source: why.Source, wanted: Many[tuple[int, int]], code: int) -> None:
         addresses = [name for name in ("laddr", "raddr") if name in source.known]
         source.names = ["conn_id", "location", "state", "lport", "rport", *addresses]
-        places = why.Places()
         zero_ns = source.start_ns
-        self.records = np.zeros(0, np.int64)
-        self.ids = np.zeros(0, np.uint64)
-        self._begin, self._end, self._event = (np.zeros(0, np.int64) for _ in range(3))
-        self._ends = np.zeros((0, 2), np.int64)
-        self._addresses = np.zeros((0, 2), "V16")
-        for piece in source.read():
-            if len(piece) and zero_ns is None:
-                zero_ns = int(piece.times_ns[0])
-            some = piece
-            if wanted:
-                is_wanted = match_ports(wanted, piece["lport"], piece["rport"])
-                some = piece.take(np.flatnonzero(is_wanted))
-            if len(some):
-                self._add(why.Grouped(some, places), len(places), code, addresses)
+        found: dict[str, list[Array]] = {}
+        for block in source.blocks():
+            if source.start_ns is None:
+                first = int(block.times_ns.min())
+                zero_ns = first if zero_ns is None else min(zero_ns, first)
+            for name, values in _ends_of(block, code, addresses, wanted).items():
+                found.setdefault(name, []).append(values)
         self.zero_ns = zero_ns or 0
-
-    def _add(self, piece: why.Grouped, count: int, code: int, addresses: Many[str]) -> None:
-        if (more := count - len(self.records)) > 0:
-            for name in ("records", "ids", "_begin", "_end", "_event", "_ends", "_addresses"):
-                old = getattr(self, name)
-                new = np.zeros((more, *old.shape[1:]), old.dtype)
-                setattr(self, name, np.concatenate([old, new]))
-            self._begin[-more:] = self._event[-more:] = np.iinfo(np.int64).max
-        at, lasts = piece.places, piece.lasts
-        self.ids[at] = piece["conn_id"][lasts]
-        self.records[at] += lasts - piece.firsts + 1
-        self._begin[at] = np.minimum(self._begin[at], piece.times[piece.firsts])
-        self._end[at] = np.maximum(self._end[at], piece.times[lasts])
-        self._ends[at] = np.stack([piece["lport"][lasts], piece["rport"][lasts]], axis=1)
-        for number, name in enumerate(addresses):
-            self._addresses[at, number] = piece[name][lasts]
-        rows = np.flatnonzero(piece["location"] == code)
-        np.minimum.at(self._event, piece.of_row[rows], piece.times[rows])
+        seen = np.concatenate([*found.get("seen", []), np.zeros(0, np.int64)])
+        order = np.argsort(seen, kind="stable")
+        whole = {name: np.concatenate(parts)[order] for name, parts in found.items()}
+        none = np.zeros(0, np.int64)
+        self.ids, self.records = whole.get("ids", none), whole.get("records", none)
+        self._begin, self._end, self._event = (
+            whole.get(name, none) for name in ("begin", "end", "event")
+        )
+        self._ends = whole.get("ends", np.zeros((0, 2), np.int64))
+        self._addresses = whole.get("addresses", np.zeros((0, 2), "V16"))
 
     def pairs(self) -> list[tuple[int, int]]:
         """Local and remote ports."""
@@ -173,6 +157,31 @@ class _Overview:
 
     def _seconds(self, time_ns: int) -> float:
         return max((int(time_ns) - self.zero_ns) / 1e9, 0.0)
+
+
+def _ends_of(
+    block: why.Block, code: int, addresses: Many[str], wanted: Many[tuple[int, int]]
+) -> dict[str, Array]:
+    """(m,) each, of the connections of a block; of those of some ports, of their records that
+    have them."""
+    rows = np.arange(len(block))
+    if wanted:
+        rows = np.flatnonzero(match_ports(wanted, block["lport"], block["rport"]))
+    of = block.of_row[rows]
+    firsts = np.flatnonzero(np.append(True, of[1:] != of[:-1])[: len(of)])
+    lasts = np.append(firsts[1:], len(of))[: len(firsts)] - 1
+    begins, ends = rows[firsts], rows[lasts]
+    event = np.full(len(block.groups), np.iinfo(np.int64).max)
+    at = rows[block["location"][rows] == code]
+    np.minimum.at(event, block.of_row[at], block.times_ns[at])
+    none = np.zeros(len(ends), "V16")
+    raw = [block[name][ends] for name in addresses] or [none, none]
+    return {
+        "seen": block.at[begins], "ids": block["conn_id"][ends], "records": lasts - firsts + 1,
+        "begin": block.times_ns[begins], "end": block.times_ns[ends], "event": event[of[firsts]],
+        "ends": np.stack([block["lport"][ends], block["rport"][ends]], axis=1).astype(np.int64),
+        "addresses": np.stack(raw, axis=1),
+    }  # fmt: skip
 
 
 class BandTally:
@@ -248,28 +257,23 @@ def _read(source: why.Source, chosen: Many[_Chosen], zero_ns: int) -> None:
     limits = (*why.NEEDED, *why.OPTIONAL, *why.OF_RECEIVERS) if source.tells_limits else ()
     source.names = [one for one in dict.fromkeys((*NEEDED, *WANTED, *limits))
                     if one in source.known]  # fmt: skip
-    cutter = why.Cutter() if limits else None
-
-    def note(begin: Array, end: Array, missing: Array) -> None:
+    ids = np.array([one.conn_id for one in chosen], np.uint64)
+    losses: why.Losses | None = None
+    for block in source.blocks(ids=ids):
+        losses = block.losses
+        if limits:
+            _tally(why.cut(block)[0], chosen, zero_ns)
+        numbers = block["conn_id"][block.groups].tolist()
+        spans = dict(zip(numbers, zip(block.groups, block.lasts + 1, strict=True), strict=True))
         for one in chosen:
-            one.losses.add(np.maximum(begin - zero_ns, 0) / 1e9, (end - zero_ns) / 1e9, missing)
-
-    for piece in source.read(note):
-        of = [np.flatnonzero(piece["conn_id"] == one.conn_id) for one in chosen]
-        rows = of[0] if len(of) == 1 else np.sort(np.concatenate(of))
-        if not len(rows):
-            continue
-        some = piece if len(rows) == len(piece) else piece.take(rows)
-        if cutter is not None:
-            _tally(cutter.add(some), chosen, zero_ns)
-        for one in chosen:
-            mine = some
-            if len(chosen) > 1:
-                mine = some.take(np.flatnonzero(some["conn_id"] == one.conn_id))
-            if len(mine):
-                one.reading.add(mine.columns, np.maximum(mine.times_ns - zero_ns, 0) / 1e9)
-    if cutter is not None:
-        _tally(cutter.finish(), chosen, zero_ns)
+            if one.conn_id in spans:
+                rows = slice(*spans[one.conn_id])
+                columns = {name: values[rows] for name, values in block.rows.items()}
+                one.reading.add(columns, np.maximum(block.times_ns[rows] - zero_ns, 0) / 1e9)
+    for one in chosen if losses is not None else ():
+        assert losses is not None
+        one.losses.add(np.maximum(losses.begin_ns - zero_ns, 0) / 1e9,
+                       (losses.end_ns - zero_ns) / 1e9, losses.missing)  # fmt: skip
 
 
 def _tally(rows: Array, chosen: Many[_Chosen], zero_ns: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,13 +162,20 @@ class Entries(InputFile, Description):
         self._readers = {wanted: reader}
         return dict(zip(wanted, found, strict=True))
 
-    def column_reader(self, names: Iterable[str]) -> ColumnReader:
-        """A reader of these columns, whose `rows` hold BLOCK_BYTES: fill them by read_into()."""
+    def column_reader(
+        self, names: Iterable[str], rows: Rows | None = None, offset: int = 0
+    ) -> ColumnReader:
+        """A reader of these columns, whose `rows` hold BLOCK_BYTES: fill them by read_into().
+
+        rows, offset: others than its own, and where in each of them the entry begins.
+        """
         columns = [self.find_column(name) for name in names]
         signed = [self.is_signed(column) for column in columns]
-        count = max(min(BLOCK_BYTES, READ_BYTES) // self.entry_dtype.itemsize, 1)
-        rows = np.empty(count, self.entry_dtype)
-        return ColumnReader(columns, signed, self.header.endian, rows)
+        if rows is None:
+            count = max(min(BLOCK_BYTES, READ_BYTES) // self.entry_dtype.itemsize, 1)
+            rows = np.empty(count, self.entry_dtype)
+        placed = [replace(column, offset=column.offset + offset) for column in columns]
+        return ColumnReader(placed, signed, self.header.endian, rows)
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """A column's values as a native array of stop - start rows, of control entries too: what

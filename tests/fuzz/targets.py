@@ -408,7 +408,7 @@ def why(data: bytes) -> None:
     ))  # fmt: skip
     ask(some, *options, path).check((READ, REFUSED, LOST, DAMAGED))
     with suppress(TcpkmonError), Source(path) as source:
-        for row in tally(source.read()):
+        for row in tally(source.blocks()):
             assert all(ns >= 0 for ns in row.limit_ns.values())
             assert row.certain_ns <= sum(row.limit_ns.values())
 

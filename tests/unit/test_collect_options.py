@@ -15,7 +15,6 @@ import pytest
 
 from tcpkmon.collector.commands import collect
 from tcpkmon.collector.plan import columns
-from tcpkmon.collector.plan.quantities import parse_duration
 from tcpkmon.collector.session import status_line
 from tcpkmon.collector.session.stop_signals import Stopping
 from tcpkmon.collector.writer import stream
@@ -23,6 +22,7 @@ from tcpkmon.collector.writer.record_printer import Printer
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.base.control import EndReason
 from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.quantities import parse_duration
 from tcpkmon.formats.base.text import address_of
 from tcpkmon.formats.registry import FILE_FORMATS
 

@@ -23,8 +23,8 @@ from tcpkmon.collector.daemon.held import Held, Stored
 from tcpkmon.collector.daemon.metrics_process import MetricsProcess
 from tcpkmon.collector.daemon.systemd import Systemd
 from tcpkmon.collector.linux.privileges import CAPABILITIES
-from tcpkmon.collector.plan.quantities import parse_size
 from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.quantities import parse_size
 
 UNIT = Path(__file__).resolve().parents[2] / "collector" / "daemon" / "tcpkmon.service"
 

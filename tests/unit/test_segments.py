@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tcpkmon.collector.plan.quantities import parse_size
 from tcpkmon.collector.plan.rotation import Rotation, parse_command
 from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.collector.writer.segment_folder import OPEN, SEAL, SegmentFolder, Segments
 from tcpkmon.collector.writer.stream import STREAMS
 from tcpkmon.formats.base.control import EndReason
 from tcpkmon.formats.base.errors import FileError, UsageError
+from tcpkmon.formats.base.quantities import parse_size
 from tcpkmon.formats.base.segments import find_segments, hidden, name_segment, parse_name
 from tcpkmon.formats.psc.pieces import look
 from tcpkmon.formats.psc.reader import open_capture

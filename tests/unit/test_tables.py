@@ -67,12 +67,12 @@ def test_the_values_are_those_of_other_interfaces(name: str, tmp_path: Path) -> 
     path = capture_of(name, tmp_path)
     with tcpkmon.open(path) as reader:
         assert isinstance(reader, Analysed)
-        frame = reader.connections()
+        frame = tcpkmon.connections(path)
         table = reader.table("connections").to_pandas()
         for column in ("conn_id", "bytes_sent", "raddr", "main_limit", "us_app", "proven"):
             assert table[column].tolist() == frame[column].tolist(), column
         assert [f"{at:%FT%T.%f}Z" for at in table.start] == frame.start.tolist()
-        runs = reader.intervals().sort_values(["conn_id", "start_ns"])
+        runs = tcpkmon.intervals(path).sort_values(["conn_id", "start_ns"])
         told = reader.table("intervals").to_pandas().sort_values(["conn_id", "start_ns"])
         for column in ("start_ns", "end_ns", "limit", "bytes_acked", "certain"):
             assert told[column].tolist() == runs[column].tolist(), column

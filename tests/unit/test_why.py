@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,15 +13,20 @@ from tcpkmon.formats.analysis.why import (
     FAMILY,
     LIMITS,
     NEEDED,
+    Block,
     Connection,
+    Losses,
     Snapshots,
+    Table,
     Wait,
     classify,
     cut,
+    fold,
     head,
     tally,
     verdict,
 )
+from tcpkmon.formats.analysis.why.assemble import connections_table
 from tcpkmon.formats.analysis.why.limits import tighter_window
 
 MS = 1_000_000
@@ -127,7 +130,7 @@ def test_intervals_end_where_the_limit_changes() -> None:
         [0, 10, 20, 30, 40], snd_wnd=[9, 0, 0, 1 << 20, 1 << 20], snd_una=[1, 2, 3, 4, 5],
         snd_max=1000, lost=[0, 0, 2, 2, 2],
     )  # fmt: skip
-    rows = np.concatenate(list(cut([piece])))
+    rows = cut(block_of(piece))[0]
     assert [LIMITS[one] for one in rows["limit"]] == ["zero_window", "unknown"]
     assert rows["start_ns"].tolist() == [0, 20 * MS]
     assert rows["end_ns"].tolist() == [20 * MS, 40 * MS]
@@ -141,14 +144,14 @@ def test_a_pacing_rate_alone_is_no_proof() -> None:
     for sent, limit in ((100_000, "pacing"), (10_000, "unknown")):
         piece = snapshots([0, 100], pacing_rate=1_000_000, snd_una=[1000, 1000 + sent],
                           snd_max=[1000, 1000 + sent])  # fmt: skip
-        assert LIMITS[np.concatenate(list(cut([piece])))["limit"][0]] == limit
+        assert LIMITS[cut(block_of(piece))[0]["limit"][0]] == limit
 
 
 def test_a_pacing_rate_that_changes_counts_for_its_time() -> None:
     """90 ms at 1 MB/s, then 10 ms at 4 MB/s: 130 kB; at the last rate it were 400 kB."""
     piece = snapshots([0, 90, 100], pacing_rate=[1_000_000, 1_000_000, 4_000_000],
                       snd_una=[1000, 91_000, 131_000], snd_max=[1000, 91_000, 131_000])  # fmt: skip
-    assert LIMITS[np.concatenate(list(cut([piece])))["limit"][0]] == "pacing"
+    assert LIMITS[cut(block_of(piece))[0]["limit"][0]] == "pacing"
 
 
 WROTE = {"snd_max": 101_000, "snd_sb_cc": 200_000, "packets_out": 100, "snd_una": 2000}
@@ -180,7 +183,7 @@ def test_a_window_that_a_write_filled_was_not_full_before_it(
         name: [*np.broadcast_to(early.get(name, SENDING[name]), 2), value]
         for name, value in now.items()
     }
-    rows = np.concatenate(list(cut([snapshots([0, 10, 110], **many)])))
+    rows = cut(block_of(snapshots([0, 10, 110], **many)))[0]
     assert LIMITS[rows["limit"][-1]] == limit
     assert rows["end_ns"][-1] - rows["start_ns"][-1] >= 100 * MS
 
@@ -190,11 +193,10 @@ def test_a_timer_tells_how_long_a_loss_was_waited_for_at_most(ms: int, limit: st
     """All was acknowledged; then something was written, and lost. The probe fires in 200 ms."""
     piece = snapshots([0, ms], snd_una=[1000, 2000], snd_max=[2000, 5000], snd_sb_cc=[1000, 3000],
                       packets_out=[1, 3], location=[1, 15])  # fmt: skip
-    assert LIMITS[np.concatenate(list(cut([piece])))["limit"][0]] == limit
+    assert LIMITS[cut(block_of(piece))[0]["limit"][0]] == limit
 
 
-@pytest.mark.parametrize("cuts", [[], [1], [2], [3], [1, 2, 3, 4]])
-def test_from_a_loss_probe_to_its_ack_is_recovery(cuts: list[int]) -> None:
+def test_from_a_loss_probe_to_its_ack_is_recovery() -> None:
     """The last of 10 segments is lost: probed, sent again, acknowledged; then the next are."""
     whole = snapshots(
         [0, 10, 210, 211, 240, 241], location=[1, 1, 15, 2, 1, 1], packets_out=[10, 10, 1, 1, 1, 9],
@@ -202,9 +204,7 @@ def test_from_a_loss_probe_to_its_ack_is_recovery(cuts: list[int]) -> None:
         snd_max=[11_000, 11_000, 11_000, 11_000, 11_000, 20_000],
         snd_sb_cc=[10_000, 10_000, 1000, 1000, 1000, 9000],
     )  # fmt: skip
-    edges = [0, *cuts, 6]
-    parts = [whole.take(np.arange(low, high)) for low, high in itertools.pairwise(edges)]
-    rows = np.concatenate(list(cut(parts)))
+    rows = cut(block_of(whole))[0]
     assert [LIMITS[one] for one in rows["limit"]] == ["app", "rto_wait", "recovery", "app"]
     assert (rows["end_ns"] // MS).tolist() == [10, 210, 240, 241]
 
@@ -215,7 +215,7 @@ def test_what_waits_all_the_time_is_held_back(written: int, limit: str) -> None:
     not ask for more. Where it wrote meanwhile, it may be about to go on."""
     piece = snapshots([0, 40], snd_una=1000, snd_max=11_000, snd_sb_cc=[written, 10_300],
                       packets_out=10)  # fmt: skip
-    assert LIMITS[np.concatenate(list(cut([piece])))["limit"][0]] == limit
+    assert LIMITS[cut(block_of(piece))[0]["limit"][0]] == limit
 
 
 @pytest.mark.parametrize("ms, limit", [(150, "nagle"), (45, "app")])
@@ -224,7 +224,7 @@ def test_a_piece_that_leaves_late_was_corked(ms: int, limit: str) -> None:
     After 45 ms, they may have left at once, and the ACK is delayed."""
     piece = snapshots([0, ms], snd_una=[1000, 11_000], snd_max=[11_000, 21_520],
                       snd_sb_cc=[10_520, 11_000], packets_out=[10, 11])  # fmt: skip
-    assert LIMITS[np.concatenate(list(cut([piece])))["limit"][0]] == limit
+    assert LIMITS[cut(block_of(piece))[0]["limit"][0]] == limit
 
 
 @pytest.mark.parametrize("ms, limit", [(3, "slow_start"), (100, "slow_start"), (102, "idle")])
@@ -232,7 +232,7 @@ def test_a_handshake_does_not_tell_the_round_trip_of_data(ms: int, limit: str) -
     """A line of 4 Mbit/s: 40 us for a SYN, 3 ms for a segment. After 100 ms it is the writer."""
     piece = snapshots([0, ms], snd_una=1000, snd_max=[1000, 11_000], snd_sb_cc=[0, 50_000],
                       packets_out=[0, 10], snd_cwnd_segs=10, srtt_us=40)  # fmt: skip
-    assert LIMITS[np.concatenate(list(cut([piece])))["limit"][0]] == limit
+    assert LIMITS[cut(block_of(piece))[0]["limit"][0]] == limit
 
 
 def test_bbr_without_its_mode_is_not_called_slow_start() -> None:
@@ -245,10 +245,10 @@ def test_bbr_without_its_mode_is_not_called_slow_start() -> None:
 def test_acks_that_are_later_than_the_path(rtt_us: int, late: int) -> None:
     """Twice 40 ms of a full window; of a path that takes that long they are not late."""
     piece = snapshots([0, 40, 80, 81], **FLYING, min_rtt_us=rtt_us, srtt_us=39_000)
-    (one,) = tally([piece])
+    (one,) = tally([block_of(piece)])
     assert one.late_ack_us == late
     # A record that is missing may have been the ACK.
-    (one,) = tally([Snapshots(piece.columns, piece.times_ns, np.array([0, 1, 1, 1]))])
+    (one,) = tally([block_of(Snapshots(piece.columns, piece.times_ns, np.array([0, 1, 1, 1])))])
     assert one.late_ack_us == late // 2
 
 
@@ -284,15 +284,17 @@ def random_capture(seed: int) -> Snapshots:
     return Snapshots(found, times.astype(np.int64), lost.astype(np.int64))
 
 
-def pieces(whole: Snapshots, seed: int) -> Iterator[Snapshots]:
-    chance = np.random.default_rng(seed)
-    at = 0
-    while at < len(whole):
-        stop = at + int(chance.integers(0, 60))
-        part = {name: values[at:stop] for name, values in whole.columns.items()}
-        yield Snapshots(part, whole.times_ns[at:stop], whole.lost[at:stop],
-                        None if whole.seq is None else whole.seq[at:stop])  # fmt: skip
-        at = stop
+def block_of(whole: Snapshots) -> Block:
+    """All snapshots, those of a connection together."""
+    at = np.argsort(whole["conn_id"], kind="stable")
+    mine = whole.take(at)
+    return Block(mine.columns, mine["conn_id"], mine.times_ns, mine.lost, mine.seq, at,
+                 Losses.join([]))  # fmt: skip
+
+
+def table_of(whole: Snapshots, *about: Any, **more: Any) -> Table:
+    """The table connections."""
+    return connections_table([fold(block_of(whole))[0]], whole.columns, *about, **more)
 
 
 def is_quiet(whole: Snapshots, before: int, at: int, limit: str, more_us: int) -> bool:
@@ -477,7 +479,7 @@ def plain_intervals(whole: Snapshots) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("seed", range(12))
 def test_intervals_are_those_of_the_reference(seed: int) -> None:
     whole = random_capture(seed)
-    rows = np.concatenate(list(cut(pieces(whole, seed))))
+    rows = cut(block_of(whole))[0]
     got = sorted(
         (int(one["conn_id"]), int(one["start_ns"]), int(one["end_ns"]), LIMITS[one["limit"]],
          int(one["bytes_acked"]), int(one["bytes_sent"]), int(one["lost_records"]),
@@ -496,7 +498,7 @@ def test_intervals_are_those_of_the_reference(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_connections_are_those_of_the_reference(seed: int) -> None:
     whole = random_capture(seed)
-    rows = {row.conn_id: row for row in tally(pieces(whole, seed))}
+    rows = {row.conn_id: row for row in tally([block_of(whole)])}
     runs = plain_intervals(whole)
     assert set(rows) == {run["conn_id"] for run in runs}
     for one, row in rows.items():
@@ -776,11 +778,9 @@ def test_timeouts_in_a_row_are_those_of_the_end() -> None:
         for name, mine in values.items():
             mine.append(row.get(name, sum(mine[-1:]) if name == "snd_una" else name == "location"))
     whole = snapshots([100 * n for n in range(len(seen))], snd_max=9000, seg_len=1448, **values)
-    for cuts in ([0, 11], [0, 3, 7, 11], [0, 6, 8, 11]):
-        parts = [whole.take(np.arange(*edge)) for edge in itertools.pairwise(cuts)]
-        (one,) = tally(parts)
-        assert (one.rto_count, one.rto_unanswered, one.rto_bytes) == (5, 3, 1448)
-        assert (one.rto_unanswered_us, one.silent_us) == (500_000, 600_000)
+    (one,) = tally([block_of(whole)])
+    assert (one.rto_count, one.rto_unanswered, one.rto_bytes) == (5, 3, 1448)
+    assert (one.rto_unanswered_us, one.silent_us) == (500_000, 600_000)
 
 
 def test_times_have_units() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tcpkmon.formats.analysis.why import LIMITS, cut
-from tests.unit.test_why import MS, SENDING, snapshots
+from tests.unit.test_why import MS, SENDING, block_of, snapshots
 
 FREE = {"snd_una": 1000, "snd_sb_cc": 0, "snd_max": 1000}
 """All that was written is acknowledged."""
@@ -26,7 +25,7 @@ def told(times_ms: list[int], *rows: dict[str, Any]) -> list[tuple[str, float]]:
                       for t, age in zip(times_ms, ages, strict=True)]  # fmt: skip
     many.setdefault("busy_us", [0] * len(rows))
     many.setdefault("sk_pacing_status", [0] * len(rows))
-    found = np.concatenate(list(cut([snapshots(times_ms, **many)])))
+    found = cut(block_of(snapshots(times_ms, **many)))[0]
     return [(LIMITS[one["limit"]], (one["end_ns"] - one["start_ns"]) / MS) for one in found]
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tcpkmon.formats.analysis.why import LIMITS, Cutter, Grouped, cut
-from tcpkmon.formats.analysis.why.grouping import Places
-from tests.unit.test_why import FLYING, MS, SENDING, sentence, snapshots
+from tcpkmon.formats.analysis.why import LIMITS, cut
+from tests.unit.test_why import FLYING, MS, SENDING, block_of, sentence, snapshots
 
 
 def test_a_buffer_is_full_from_when_it_was_until_a_third_is_free() -> None:
@@ -20,14 +18,7 @@ def test_a_buffer_is_full_from_when_it_was_until_a_third_is_free() -> None:
     told = ["nagle"] * 7  # less than a segment, for a while
     for full in (0, 1, 2, 5, 6):
         told[full] = "sndbuf"
-    for size in (1, 3, 8):
-        places = Places()
-        cutter = Cutter(places)
-        found = []
-        for low in range(0, len(used), size):
-            part = piece.take(np.arange(low, min(low + size, len(used))))
-            found += cutter.add_grouped(Grouped(part, places))[1].limit.tolist()
-        assert [LIMITS[one] for one in found[1:]] == told
+    assert [LIMITS[one] for one in cut(block_of(piece))[1].limit[1:]] == told
 
 
 CLOSES = {"location": 4, "callvalue": 4}
@@ -52,7 +43,7 @@ def test_what_held_at_the_close_holds_on_until_a_round_trip_before_the_end(
             "srtt_us": 10_000, "sk_tsq_flags": 0, "seg_seq": 0}  # fmt: skip
     many = {name: [first.get(name, 0), first.get(name, 0), value] for name, value in last.items()}
     del many["seg_seq"]
-    rows = np.concatenate(list(cut([snapshots([0, 1, 101], **many)])))
+    rows = cut(block_of(snapshots([0, 1, 101], **many)))[0]
     told = [(LIMITS[one["limit"]], (one["end_ns"] - one["start_ns"]) // MS) for one in rows]
     if limit == "closing":
         assert told == [("app", 1), ("closing", 100)]
@@ -75,7 +66,7 @@ def test_pacing_that_gave_more_than_was_sent_did_not_hold_on(rate: int, limit: s
     times = [0, 1, 101]
     many |= {"first_tx_us": [0, 0, 91_000], "next_tx_us": [1000, 2000, 91_000],
              "busy_us": [0, 0, 0]}  # fmt: skip
-    rows = np.concatenate(list(cut([snapshots(times, **many)])))
+    rows = cut(block_of(snapshots(times, **many)))[0]
     told = [(LIMITS[one["limit"]], (one["end_ns"] - one["start_ns"]) // MS) for one in rows]
     assert told[-1] == ("closing", 10) and told[-2][0] == limit and told[-2][1] >= 90
 
@@ -86,7 +77,7 @@ def test_slow_start_that_was_over_at_the_end_is_a_part_of_cwnd() -> None:
     many |= {"state": [1, 1, 4], "callvalue": [4, 4, 5], "snd_una": [1000, 1000, 201_001],
              "snd_max": [101_000, 101_000, 201_001], "snd_sb_cc": [200_000, 200_000, 0],
              "snd_ssthresh": [101, 101, 60]}  # fmt: skip
-    rows = np.concatenate(list(cut([snapshots([0, 1, 101], **many)])))
+    rows = cut(block_of(snapshots([0, 1, 101], **many)))[0]
     assert [LIMITS[one] for one in rows["limit"]] == ["slow_start", "cwnd", "closing"]
 
 

@@ -246,8 +246,8 @@ def test_rates_while_it_was_paced_are_in_the_table() -> None:
     sent = [1000, 11_000, 26_000]  # 10 ms at each rate
     whole = test_why.snapshots([0, 10, 20], pacing_rate=[1_000_000, 1_000_000, 1_500_000],
                                sk_pacing_status=1, snd_una=sent, snd_max=sent)  # fmt: skip
-    (one,) = tally([whole])
+    (one,) = tally([test_why.block_of(whole)])
     assert one.share("pacing") == 1
     assert (one.pacing_rate_min, one.pacing_rate_max) == (1_000_000, 1_500_000)
-    (one,) = tally([test_why.snapshots([0, 10, 20])])
+    (one,) = tally([test_why.block_of(test_why.snapshots([0, 10, 20]))])
     assert (one.pacing_rate_min, one.pacing_rate_max) == (None, None)

@@ -12,15 +12,12 @@ from hypothesis import strategies as st
 
 from tcpkmon.formats.analysis.why import (
     RECEIVING,
-    Cutter,
-    Grouped,
     Snapshots,
     connection_of,
+    cut,
     verdict,
 )
-from tcpkmon.formats.analysis.why.assemble import connections_table
-from tcpkmon.formats.analysis.why.folding import fold
-from tests.unit.test_why import MS, columns, pieces
+from tests.unit.test_why import MS, block_of, columns, table_of
 
 WINDOW = 60_000
 ARRIVES = {"snd_sb_cc": 0, "rcv_wnd": WINDOW, "rcv_rtt_us": 9_500, "seg_len": 1_000}
@@ -33,14 +30,10 @@ def snapshots(times_ms: list[float], lost: list[int] | None = None, **values: An
     return Snapshots(columns(**values), times, np.array(lost or [0] * len(times), np.int64))
 
 
-def receiving(*whole: Snapshots) -> list[str]:
-    cutter = Cutter()
-    found: list[str] = []
-    for piece in whole:
-        steps = cutter.add_grouped(Grouped(piece, cutter.places))[1]
-        assert steps.receiving is not None
-        found += [(*RECEIVING, "")[one] for one in steps.receiving]
-    return found
+def receiving(whole: Snapshots) -> list[str]:
+    steps = cut(block_of(whole))[1]
+    assert steps.receiving is not None
+    return [(*RECEIVING, "")[one] for one in steps.receiving]
 
 
 def test_a_reader_that_is_behind() -> None:
@@ -65,7 +58,7 @@ def test_a_window_that_cannot_be_told(scale: int, told: str) -> None:
     numbers = [at * 6_000 for at in range(60)]
     whole = snapshots(list(range(60)), rcv_nxt=numbers, rcv_wnd=6 << 20, rcv_wscale=scale)
     assert receiving(whole)[-10:] == [told] * 10
-    said = verdict(connection_of(connections_table(fold([whole])), 0))[0]
+    said = verdict(connection_of(table_of(whole), 0))[0]
     assert ("no larger one can be told" in said) == bool(told)
 
 
@@ -101,7 +94,7 @@ def test_piece_by_piece(seed: int, cuts: int) -> None:
         rcv_sb_cc=chance.choice([0, 0, 30_000, 70_000], count),
         location=chance.choice([1, 1, 1, 2], count),
     )  # fmt: skip
-    table = connections_table(fold(pieces(whole, cuts)))
+    table = table_of(whole)
     for n, one in enumerate(table["conn_id"].tolist()):
         wanted, told = plain(whole, one), connection_of(table, n)
         for name in ("rx_app", "rx_reorder"):
@@ -150,8 +143,8 @@ def test_a_capture_without_the_column_has_null() -> None:
     """The window needs the receiver's measurement of the round trip, the reader does not."""
     whole = snapshots([0, 1], rcv_nxt=[0, 1000], rcv_sb_cc=[0, 70_000])
     del whole.columns["rcv_rtt_us"]
-    table = connections_table(fold([whole]))
+    table = table_of(whole)
     assert np.isnan(table["us_rx_autotune"]).all() and table["us_rx_app"].tolist() == [1000]
     del whole.columns["seg_seq"]
-    table = connections_table(fold([whole]))
+    table = table_of(whole)
     assert np.isnan(table["us_rx_app"]).all() and np.isnan(table["us_rx_reorder_max"]).all()

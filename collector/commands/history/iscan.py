@@ -28,8 +28,8 @@ def command(
     from tcpkmon.collector.commands.collect import import_quietly, run
     from tcpkmon.collector.commands.history.measurements import choose
     from tcpkmon.collector.plan.filters import parse
-    from tcpkmon.collector.plan.quantities import parse_duration
     from tcpkmon.collector.plan.request import Request
+    from tcpkmon.formats.base.quantities import parse_duration
 
     chosen = [one for each in choose(ids) for one in each]
     import_quietly()

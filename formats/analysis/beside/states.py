@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from tcpkmon.formats.analysis.arrays import Array, join
-from tcpkmon.formats.analysis.why import LIMITS, Cutter, Grouped, Source
-from tcpkmon.formats.analysis.why.grouping import Places
+from tcpkmon.formats.analysis.why import LIMITS, Source, cut
 from tcpkmon.formats.analysis.why.limits import NUMBER, in_flight, runs_bbr
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.tcp import CA_STATES, STATES, Location
@@ -85,24 +84,34 @@ def read(source: Source) -> Iterator[Rows]:
 
 
 def _read(source: Source, has_times: bool, ahead: Any) -> Iterator[Rows]:
-    places = Places()
-    cutter = Cutter(places)
+    limits = _limits(source)
+    low = 0
     for piece in source.read():
         if not len(piece):
             continue
         real = piece.columns.pop(TIME) if has_times else piece.times_ns + ahead
-        grouped = Grouped(piece, places)
-        steps = cutter.add_grouped(grouped)[1]
+        seq = piece.seq if piece.seq is not None else np.zeros(len(piece), np.int64)
+        limit = limits[low : low + len(piece)]
+        low += len(piece)
+        yield Rows(piece.columns, real.astype(np.int64), piece.times_ns, piece.lost, limit, seq)
+
+
+def _limits(source: Source) -> Array:
+    """(n,) the limit of each snapshot of the capture, in the order of the file."""
+    found = []
+    for block in source.blocks():
+        steps = cut(block)[1]
         limit = steps.limit.astype(np.int8)
         # A single step is too short to tell whether pacing held back: see classify().
         guess = (limit == NUMBER["pacing"]) & ~steps.paces
-        guess &= ~runs_bbr(grouped.columns, slice(None))
+        guess &= ~runs_bbr(block.rows, slice(None))
         limit[guess] = NUMBER["unknown"]
         limit[limit < 0] = NO_LIMIT
-        if grouped.order is not None:
-            limit[grouped.order] = limit.copy()
-        seq = piece.seq if piece.seq is not None else np.zeros(len(piece), np.int64)
-        yield Rows(piece.columns, real.astype(np.int64), piece.times_ns, piece.lost, limit, seq)
+        found.append((block.at, limit))
+    limits = np.zeros(sum(len(at) for at, _ in found), np.int8)
+    for at, limit in found:
+        limits[at] = limit
+    return limits
 
 
 LOCATIONS = {

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.diff.sides import Run
 from tcpkmon.formats.analysis.why.assemble import Table
-from tcpkmon.formats.analysis.why.grouping import Grouped
-from tcpkmon.formats.analysis.why.intervals import Cutter, Steps
+from tcpkmon.formats.analysis.why.intervals import Steps, cut
 from tcpkmon.formats.analysis.why.snapshots import Source
 
 Floats = NDArray[np.float64]
@@ -74,16 +73,12 @@ def courses_of(run: Run) -> tuple[Course, Course] | None:
     sends = (table["bytes_acked"] >= table["bytes_received"])[order]
     begin, ages = int(starts.min()), table["end_ns"] - table["start_ns"]
     by_time, by_age = _Sums(int(table["end_ns"].max()) - begin), _Sums(int(ages.max()))
-    cutter = Cutter()
     with Source(run.path) as source:
-        for piece in source.read():
-            if not len(piece):
-                continue
-            grouped = Grouped(piece, cutter.places)
-            _, steps = cutter.add_grouped(grouped)
-            rows, of = _find(grouped.columns["conn_id"].astype(np.uint64), ids)
+        for block in source.blocks():
+            _, steps = cut(block)
+            rows, of = _find(block["conn_id"].astype(np.uint64), ids)
             moved = _moved(steps, rows, sends[of])
-            srtt = np.where(sends[of], grouped.columns["srtt_us"][rows], 0).astype(np.float64)
+            srtt = np.where(sends[of], block["srtt_us"][rows], 0).astype(np.float64)
             ends = steps.end_ns[rows]
             by_time.add(ends - begin, moved, srtt)
             by_age.add(ends - starts[of], moved, srtt)

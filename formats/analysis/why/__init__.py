@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why a connection was as fast as it was: what limited it, when, and with what evidence."""
 
+from tcpkmon.formats.analysis.blocks import Block, Losses
 from tcpkmon.formats.analysis.why.assemble import Table
 from tcpkmon.formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, WHOLES, Column
 from tcpkmon.formats.analysis.why.connections import (
@@ -9,8 +10,9 @@ from tcpkmon.formats.analysis.why.connections import (
     connections_of,
     tally,
 )
+from tcpkmon.formats.analysis.why.folding import fold
 from tcpkmon.formats.analysis.why.grouping import Grouped, Places
-from tcpkmon.formats.analysis.why.intervals import Cutter, cut
+from tcpkmon.formats.analysis.why.intervals import cut
 from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS, classify, in_flight
 from tcpkmon.formats.analysis.why.owners import by_owner
 from tcpkmon.formats.analysis.why.peers import Peers
@@ -49,11 +51,12 @@ __all__ = [
     "OPTIONAL",
     "RECEIVING",
     "WHOLES",
+    "Block",
     "Column",
     "Connection",
-    "Cutter",
     "Grouped",
     "HostSettings",
+    "Losses",
     "Peers",
     "Places",
     "Snapshots",
@@ -70,6 +73,7 @@ __all__ = [
     "connections_of",
     "cross_check",
     "cut",
+    "fold",
     "has_waits",
     "head",
     "in_flight",

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
-from tcpkmon.formats.analysis.why.grouping import Grouped
+from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.blocks import Block
 
 MPTCP = "mptcp"
 PROTOCOLS = (
@@ -20,19 +18,18 @@ NO_USER = (1 << 32) - 1
 _LARGEST = ("mptcp_sent", "mptcp_received", "mptcp_retrans")
 
 
-def add(of: Callable[..., Any], piece: Grouped) -> None:
-    """of: gives an array of a name, as Fold.of() does."""
-    places, firsts = piece.places, piece.firsts
+def add(values: dict[str, Array], block: Block) -> None:
+    """values: gets (m,) arrays by name."""
     for name in _LARGEST:
-        if name in piece.columns:
-            mine, most = of(name, np.uint64), np.maximum.reduceat(piece[name], firsts)
-            mine[places] = np.maximum(mine[places], most)
-    if "protocols" in piece.columns:
-        of("protocols", np.uint16)[places] |= np.bitwise_or.reduceat(piece["protocols"], firsts)
+        if name in block.rows:
+            values[name] = np.maximum.reduceat(block[name], block.groups)
+    if "protocols" in block.rows:
+        values["protocols"] = np.bitwise_or.reduceat(block["protocols"], block.groups)
     for name, none in (("mptcp_token", 0), ("uid", NO_USER)):
-        if name in piece.columns:
-            at = np.flatnonzero(piece[name] != none)
-            of(name, np.int64, none)[piece.of_row[at]] = piece[name][at]  # the last one stays
+        if name in block.rows:
+            at = np.flatnonzero(block[name] != none)
+            values[name] = np.full(len(block.groups), none, np.int64)
+            values[name][block.of_row[at]] = block[name][at]  # the last one stays
 
 
 def protocols_of(bits: int) -> str | None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,10 +21,12 @@ from tcpkmon.formats.analysis.why.folding import (
     NO_RATE,
     NONE_32,
     PASSIVE,
-    Fold,
+    Values,
 )
 from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS
 from tcpkmon.formats.analysis.why.receiving import RECEIVING
+from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.limits import MOST_CONNECTIONS
 from tcpkmon.formats.base.text import address_of, text_of
 from tcpkmon.formats.base.whose import Groups
 
@@ -49,21 +51,22 @@ _NONE = {
 
 
 def connections_table(
-    found: Fold, about: Mapping[str, Any] | None = None, proven: bool = False, ended: bool = False,
-    retransmits: bool = True, lost: tuple[int, int] = (0, 0),
+    found: list[Values], names: Collection[str], about: Mapping[str, Any] | None = None,
+    proven: bool = False, ended: bool = False, retransmits: bool = True,
+    lost: tuple[int, int] = (0, 0),
 ) -> Table:  # fmt: skip
-    """The table connections, which takes the values out of `found`: a million would need both.
+    """The table connections, in the order in which they were seen. It takes the values out of
+    `found`, which are those of each block: a million connections would need both.
 
-    about: what of the capture is a column (host ...), and ahead_ns: the time of day less
-    CLOCK_MONOTONIC.
+    names: the columns that the capture has. about: what of the capture is a column (host ...), and
+    ahead_ns: the time of day less CLOCK_MONOTONIC.
 
     proven: the capture is not damaged, and of all missing records is known where. ended: its end is
     known. retransmits: it records RETRANSMIT. lost: how many records are missing in the capture,
-    those of which is known where, and others.
+    those of which is known where, and others. UsageError: too many connections.
     """
-    count = len(found)
-    values = {name: column[:count] for name, column in found.values.items()}
-    found.values.clear()
+    values = _joined(found)
+    count = len(values["conn_id"]) if values else 0
 
     def get(name: str, kind: Any = np.int64) -> Array:
         return values.get(name, np.zeros(count, kind))
@@ -73,28 +76,25 @@ def connections_table(
         made[name] = each_once(get(name, "V16"), address)
     for name in ("comm", "ca_name"):
         made[name] = each_once(get(name, "S16"), lambda data: text_of(data) or None)
-    for name in GROWTHS:
-        first, last = get(f"{name}.first", np.uint64), get(f"{name}.last", np.uint64)
-        made[name] = np.maximum((last - first).astype(np.int64), 0)
+    made |= {name: get(name) for name in GROWTHS}
     made["role"] = _named(get("role"), _ROLES)
     made |= _times(get, values)
-    counted = made["bytes_retrans"] if "bytes_retrans" in found.names else None
+    counted = made["bytes_retrans"] if "bytes_retrans" in names else None
     made |= _bytes(get, counted, retransmits)
     made["end_reason"] = _reasons(get, made)
-    made |= _rates(found, get, made)
+    made |= _rates(get, made)
     made |= _shares(get, values)
     made["disagreement_us"] = np.maximum(
         np.abs(made["us_rwnd"] + made["us_zero_window"] - made["rwnd_limited_us"]),
         np.abs(made["us_sndbuf"] - made["sndbuf_limited_us"]),
     )
-    if "delivered" in found.names:
+    if "delivered" in names:
         delivered = made["delivered"].astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
             made["delivered_ce_ratio"] = made["delivered_ce"] / delivered
     made["late_ack_us"] = get("late_ack_ns") / 1000
     made["snd_wnd_low_us"] = get("low_ns") / 1000
     made |= _silence(get)
-    made["loss_rate_spread"] = found.loss_rates.spread(count)
     made |= _missing(get, *lost)
     made["proven"] = (made["lost_records"] == 0) & proven & (get("destroyed", np.bool_) | ended)
     made["retransmissions"] = get("segments_retransmitted")
@@ -114,12 +114,12 @@ def connections_table(
         del values[name]
     return {
         column.name: _column(column, made.pop(column.name, values.pop(column.name, None)),
-                             count, found.names)
+                             count, names)
         for column in CONNECTIONS
     }  # fmt: skip
 
 
-def _column(column: Column, values: Array | None, count: int, names: set[str]) -> Array:
+def _column(column: Column, values: Array | None, count: int, names: Collection[str]) -> Array:
     """A column in its kind, with its nulls."""
     if (column.needs and column.needs not in names) or (
         values is None and column.name in _UNKNOWN
@@ -239,25 +239,31 @@ def _reasons(get: Callable[..., Array], made: Table) -> Array:
     return found
 
 
-def _rates(found: Fold, get: Callable[..., Array], made: Table) -> Table:
-    """Goodput and round-trip times, which are counted in classes."""
-    count = len(found)
+def _rates(get: Callable[..., Array], made: Table) -> Table:
+    """Goodput, and whether queues are long."""
     seconds = made["duration_us"] / 1e6
     most = np.maximum(made["bytes_acked"], made["bytes_received"])
-    mean = np.divide(most, seconds, out=np.zeros(count), where=seconds > 0)
-    rates = found.rates.finish((made["duration_us"] * 1000).astype(np.int64), mean)
-    told: Table = {f"goodput_{name}": values for name, values in rates.items()}
-    told["goodput_mean"] = mean
-    low, high = (get(f"srtt_{end}_us") for end in ("min", "max"))
-    for share in (50, 95, 99):
-        told[f"srtt_p{share}_us"] = found.srtt.percentile(share / 100, count, low, high)
+    mean = np.divide(most, seconds, out=np.zeros(len(seconds)), where=seconds > 0)
+    told: Table = {"goodput_mean": mean}
+    for name in ("goodput_p50", "goodput_p99", "goodput_max"):
+        rates = get(name, np.float64)
+        told[name] = np.where(np.isnan(rates), mean, rates)
     least = get("min_rtt_us").astype(np.float64)
     least[least == NONE_32] = np.nan
-    p95 = told["srtt_p95_us"]
-    low, high, none = (get(f"queue_{name}") for name in ("min_us", "max_us", "none"))
-    told["queue_p95_us"] = found.queue.percentile(0.95, count, low, high, none)
+    p95 = get("srtt_p95_us", np.float64)
     told["bloat"] = (p95 > 2 * least) & (p95 > BLOAT_RTT_US)
     return told
+
+
+def _joined(found: list[Values]) -> Values:
+    """The values of all blocks, in the order in which connections were seen, which takes them."""
+    if not found:
+        return {}
+    if sum(len(one["seen"]) for one in found) > MOST_CONNECTIONS:
+        raise UsageError(f"the capture has more than {MOST_CONNECTIONS} connections")
+    order = np.argsort(np.concatenate([one.pop("seen") for one in found]), kind="stable")
+    names = list(found[0])
+    return {name: np.concatenate([one.pop(name) for one in found])[order] for name in names}
 
 
 def _shares(get: Callable[..., Array], values: dict[str, Array]) -> Table:

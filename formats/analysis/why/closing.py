@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.arrays import Array, is_one_of
+from tcpkmon.formats.analysis.blocks import Block
 from tcpkmon.formats.analysis.why.clocks import FALSE_PROBE, FIRST_TX, NEXT_TX, age_ns
-from tcpkmon.formats.analysis.why.grouping import Grouped, Kept
 from tcpkmon.formats.analysis.why.limits import (
     LOSS_TIMERS,
     NUMBER,
@@ -56,27 +56,27 @@ class Unseen:
     cuts: Cuts
 
 
-def carry(piece: Grouped, state: Array, limit: Array, kept: Kept) -> dict[str, Array]:
+def carry(block: Block, state: Array, limit: Array) -> dict[str, Array]:
     """What the next snapshots need of these: what waits to be sent, the state after each one,
     whether it is of a segment, and the limit that holds on. limit: (n,) of classify()."""
     holds = _HELD[limit]
-    at = np.flatnonzero((piece["location"] == Location.CONG_STATE) & (state != State.ESTABLISHED))
-    there = {name: values[at] for name, values in piece.columns.items()}
+    at = np.flatnonzero((block["location"] == Location.CONG_STATE) & (state != State.ESTABLISHED))
+    there = {name: values[at] for name, values in block.rows.items()}
     lost = there["callvalue"] >= CaState.RECOVERY
     over = np.where(holds[at] == NUMBER["recovery"], tighter_window(there), holds[at])
     holds[at] = np.where(lost, NUMBER["recovery"], over)
     # A timer that finds no loss, and what it sends, change nothing: what held goes on.
-    is_probe = np.isin(piece["location"], (*_TIMERS, Location.RETRANSMIT))
-    is_probe &= piece["ca_state"] < CaState.RECOVERY
+    is_probe = is_one_of(block["location"], (*_TIMERS, Location.RETRANSMIT))
+    is_probe &= block["ca_state"] < CaState.RECOVERY
     return {
-        "waiting": unsent(piece.columns), "after": state.astype(np.int64),
-        "holds": piece.held(~is_probe, holds, kept.of("held", np.int8)),
-        "segment": np.isin(piece["location"], ARRIVED),
+        "waiting": unsent(block.rows), "after": state.astype(np.int64),
+        "holds": block.held(~is_probe, holds),
+        "segment": is_one_of(block["location"], ARRIVED),
     }  # fmt: skip
 
 
 def find(
-    piece: Grouped, limit: Array, before: Mapping[str, Array], now: Mapping[str, Array],
+    block: Block, limit: Array, before: Mapping[str, Array], now: Mapping[str, Array],
     sent: Array, acked: Array,
 ) -> Unseen:  # fmt: skip
     """limit: (n,) of classify(). before, now: of carry(), and `time`. sent, acked: (n,) bytes since
@@ -86,34 +86,34 @@ def find(
     one and data was acknowledged in between, a segment was not recorded.
     """
     rows = np.flatnonzero(
-        ~before["segment"] & ~now["segment"] & (acked > 0) & np.isin(before["after"], _SENDING)
+        ~before["segment"] & ~now["segment"] & (acked > 0) & is_one_of(before["after"], _SENDING)
     )
     # A FIN has a number too. Where all was sent at the first one, it only waits for its ACK.
     wrote = (before["after"][rows] == State.CLOSE_WAIT) & (sent[rows] > 1)
     rows = rows[(before["waiting"][rows] > 1) | wrote]
-    dropped = (piece["packets_out"][rows] == 0) & (piece["snd_max"][rows] != piece["snd_una"][rows])
-    last = {name: values[rows] for name, values in piece.columns.items()}
-    between = np.isin(limit[rows], (NUMBER["unknown"], NUMBER["pacing"])) & ~dropped
+    dropped = (block["packets_out"][rows] == 0) & (block["snd_max"][rows] != block["snd_una"][rows])
+    last = {name: values[rows] for name, values in block.rows.items()}
+    between = is_one_of(limit[rows], (NUMBER["unknown"], NUMBER["pacing"])) & ~dropped
     between &= now["waiting"][rows] > 0
     span = now["time"][rows] - before["time"][rows]
     nobody_knows = np.full(len(rows), NUMBER["unknown"])
     ended_by = np.where(between, _held(last, nobody_knows, sent[rows], span), limit[rows])
-    is_timer = np.isin(last["location"], _TIMERS)
+    is_timer = is_one_of(last["location"], _TIMERS)
     at = np.flatnonzero(
         ((now["waiting"][rows] == 0) | dropped | is_timer)
         & (before["waiting"][rows] > 1)
-        & np.isin(before["holds"][rows], _GOES_ON)
+        & is_one_of(before["holds"][rows], _GOES_ON)
     )
     carried = rows[at]
     # When the last segment was sent; without that, a round trip ago. What a timer finds lost was
     # sent after the newest segment that is acknowledged.
-    age = piece["srtt_us"][carried].astype(np.int64) * 1000
-    if piece.columns.keys() >= {FIRST_TX, NEXT_TX}:
+    age = block["srtt_us"][carried].astype(np.int64) * 1000
+    if block.rows.keys() >= {FIRST_TX, NEXT_TX}:
         by_timer = is_timer[at]
-        age = np.where(by_timer, age_ns(piece, FIRST_TX, carried), age_ns(piece, NEXT_TX, carried))
+        age = np.where(by_timer, age_ns(block, FIRST_TX, carried), age_ns(block, NEXT_TX, carried))
     start, end = before["time"][carried], now["time"][carried]
     cut = np.clip(end - np.where(dropped[at] & ~is_timer[at], 0, age), start, end)
-    there = {name: values[carried] for name, values in piece.columns.items()}
+    there = {name: values[carried] for name, values in block.rows.items()}
     held = _held(there, before["holds"][carried], sent[carried], cut - start)
     # Nothing is sent in the rest. What arrives, does so all the time.
     share = (cut - start) / np.maximum(end - start, 1)
@@ -137,7 +137,7 @@ def _held(there: Columns, holds: Array, sent: Array, span_ns: Array) -> NDArray[
     over = ~is_growing(there, cwnd) & (holds == NUMBER["slow_start"])
     held = np.where(over, NUMBER["cwnd"], holds)
     # A congestion window that is larger than the receiver's was no limit.
-    by_cwnd = np.isin(held, (NUMBER["cwnd"], NUMBER["slow_start"]))
+    by_cwnd = is_one_of(held, (NUMBER["cwnd"], NUMBER["slow_start"]))
     larger = cwnd * there["mss"] > there["snd_wnd"]
     held = np.where(by_cwnd & larger, NUMBER["rwnd"], held)
     held = np.where(paced, NUMBER["pacing"], held)

@@ -90,12 +90,12 @@ goodput_p99 | float | | | | of times of 100 ms [bytes/s]
 goodput_max | float | | | | of times of 100 ms [bytes/s]
 min_rtt_us | int? | | RTT_min_a2b | c_rtt_min | the kernel's, over its window
 srtt_min_us | int? | | | | smoothed round-trip time
-srtt_p50_us | float? | | | | of its records, within 6 %
-srtt_p95_us | float? | | | | of its records, within 6 %
-srtt_p99_us | float? | | | | of its records, within 6 %
+srtt_p50_us | float? | | | | of its records
+srtt_p95_us | float? | | | | of its records
+srtt_p99_us | float? | | | | of its records
 srtt_max_us | int? | | | |
 late_ack_us | float | | | | time of ACKs that came 10 ms and more after what the path takes
-queue_p95_us | float? | | | | of its records, what srtt_us has more than min_rtt_us, within 6 %
+queue_p95_us | float? | | | | of its records, what srtt_us has more than min_rtt_us
 bloat | bool | | | | the p95 is above 1 ms and twice min_rtt_us
 retransmissions | int | | rexmt_data_pkts_a2b | c_pkts_retx | a record RETRANSMIT can be of \
 several [segments]

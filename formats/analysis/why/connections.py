@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.blocks import Block
 from tcpkmon.formats.analysis.why.assemble import connections_table
 from tcpkmon.formats.analysis.why.columns import CONNECTIONS, Column
-from tcpkmon.formats.analysis.why.folding import fold
+from tcpkmon.formats.analysis.why.folding import Values, fold
 from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS
 from tcpkmon.formats.analysis.why.receiving import RECEIVING
-from tcpkmon.formats.analysis.why.snapshots import Snapshots
 
 
 @dataclass
@@ -198,7 +198,11 @@ def _connection(same: dict[str, Any], times: Mapping[str, list[float]], at: int)
     )
 
 
-def tally(pieces: Iterable[Snapshots]) -> list[Connection]:
-    """The connections of a capture, in one pass."""
-    table = connections_table(fold(pieces))
+def tally(blocks: Iterable[Block]) -> list[Connection]:
+    """The connections of a capture."""
+    found, names = list[Values](), set[str]()
+    for block in blocks:
+        found.append(fold(block)[0])
+        names.update(block.rows)
+    table = connections_table(found, names)
     return list(connections_of(table, np.arange(len(table["conn_id"]))))

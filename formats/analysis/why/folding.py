@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds up what is told of each connection: sums, counts, extremes, first and last values."""
+"""What is told of each connection of a block: sums, counts, extremes, first and last values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.arrays import Array, is_one_of
+from tcpkmon.formats.analysis.blocks import Block
 from tcpkmon.formats.analysis.why import above, arrivals
-from tcpkmon.formats.analysis.why.counts import Counts, Rates
-from tcpkmon.formats.analysis.why.grouping import Grouped, Kept, Places
-from tcpkmon.formats.analysis.why.intervals import Cutter, Steps, advance
+from tcpkmon.formats.analysis.why.counts import percentiles, rates
+from tcpkmon.formats.analysis.why.intervals import Steps, advance, cut
 from tcpkmon.formats.analysis.why.limits import LIMITS, NUMBER
-from tcpkmon.formats.analysis.why.losses import LossRates
+from tcpkmon.formats.analysis.why.losses import loss_rate_spread
 from tcpkmon.formats.analysis.why.receiving import RECEIVING
 from tcpkmon.formats.analysis.why.settling import is_settled
 from tcpkmon.formats.base.sequence import state_after
 from tcpkmon.formats.base.tcp import ARRIVED, CaState, Location, State
 
+Values = dict[str, Array]
+"""By name, (m,): of each connection of a block."""
 NONE_32 = (1 << 32) - 1
 NO_RATE = 1 << 62
 _EVENTS = {
@@ -61,263 +62,241 @@ _BY_ACK = [NUMBER[name] for name in ("cwnd", "slow_start", "nagle")]
 FIN_LOCAL, FIN_REMOTE, ACTIVE, PASSIVE = 1, 2, 1, 2
 
 
-class Fold(Kept):
-    """Reads pieces of snapshots, then intervals; `values` has (count,) arrays by name."""
+def fold(block: Block) -> tuple[Values, Array]:
+    """The values of each connection, and the intervals of all, as cut() gives them."""
+    rows, steps = cut(block)
+    low, fall = _fall(block)
+    values: Values = {"snd_wnd_fall": fall}
+    _add_times(values, rows, len(block.groups))
+    _add_bounds(values, block)
+    _add_latest(values, block)
+    above.add(values, block)
+    _add_extremes(values, block)
+    _add_events(values, block)
+    _add_silence(values, block)
+    values["loss_rate_spread"] = loss_rate_spread(block)
+    _add_steps(values, block, steps, low)
+    return values, rows
 
-    def __init__(self) -> None:
-        super().__init__(Places())
-        self.cutter = Cutter(self.places)
-        self.names: set[str] = set()
-        """The columns that the capture has."""
-        self.srtt, self.queue, self.rates = Counts(), Counts(), Rates(self.places)
-        self.loss_rates = LossRates(self.places)
 
-    def add(self, piece: Any) -> Array:
-        """The next snapshots. Returns the intervals that ended in them."""
-        if not len(piece):
-            return self.cutter.add(piece)
-        grouped = Grouped(piece, self.places)
-        self.names.update(piece.columns)
-        self._add_bounds(grouped, piece)
-        self._add_latest(grouped)
-        above.add(self.of, grouped)
-        low = self._add_extremes(grouped)
-        self._add_events(grouped)
-        self._add_silence(grouped)
-        self.loss_rates.add(grouped)
-        rows, steps = self.cutter.add_grouped(grouped)
-        self._add_steps(grouped, steps, low)
-        self._add_times(rows)
-        return rows
+def _add_times(values: Values, rows: Array, count: int) -> None:
+    place, spans = rows["place"].astype(np.int64), rows["end_ns"] - rows["start_ns"]
+    for name, times in (("limit_ns", spans), ("certain_ns", rows["certain_ns"])):
+        values[name] = np.zeros((count, len(LIMITS)), np.int64)
+        np.add.at(values[name], (place, rows["limit"]), times)
+    for name in ("bytes_sent", "bytes_acked", "bytes_received", "lost_records"):
+        values[name] = np.zeros(count, np.int64)
+        np.add.at(values[name], place, rows[name])
 
-    def finish(self) -> Array:
-        """The intervals that were open at the end."""
-        rows = self.cutter.finish()
-        self.cutter = Cutter(self.places)  # what it kept of each connection is not needed any more
-        self._add_times(rows)
-        self.grow()
-        return rows
 
-    def _add_bounds(self, piece: Grouped, raw: Any) -> None:
-        places, firsts, lasts = piece.places, piece.firsts, piece.lasts
-        seen = self.of("records")[places] > 0
-        new = places[~seen]
-        at = firsts[~seen]
-        self.of("conn_id", np.uint64)[new] = piece["conn_id"][at]
-        self.of("start_ns")[new] = piece.times[at]
-        changes = piece["location"][at] == Location.STATE_CHANGE
-        old, to = piece["state"][at], piece["callvalue"][at]
-        begins = changes & (np.isin(to, _OPENING) | (
-            (to == State.ESTABLISHED) & (old == State.SYN_RECV)))  # fmt: skip
-        self.of("lost_before")[new] = np.where(begins, 0, piece.lost[at])
-        self.of("lost_until")[places] = piece.lost[lasts]
-        ends = self.of("end_ns")
-        ends[places] = np.maximum(ends[places], piece.times[lasts])
-        self.values["records"][places] += lasts - firsts + 1
-        # A connection that was accepted: what came with the SYN, and what was sent before its ACK.
-        opens = at[changes & (to == State.ESTABLISHED) & (old == State.SYN_RECV)]
-        place = piece.of_row[opens]
-        self.of("bytes_received")[place] += piece["seg_len"][opens]
-        self.of("bytes_sent")[place] += advance(piece["snd_max"][opens], piece["snd_una"][opens])
-        arrivals.add_last(self.of, piece)
-        if raw.seq is not None:
-            seq = raw.seq if piece.order is None else raw.seq[piece.order]
-            self.of("first_seq")[new] = seq[at]
-            self.of("last_seq")[places] = seq[lasts]
-        for name in GROWTHS:
-            if name in piece.columns:
-                values = piece[name]
-                self.of(f"{name}.first", np.uint64)[new] = values[at]
-                self.of(f"{name}.last", np.uint64)[places] = values[lasts]
+def _add_bounds(values: Values, block: Block) -> None:
+    firsts, lasts = block.groups, block.lasts
+    changes = block["location"][firsts] == Location.STATE_CHANGE
+    old, to = block["state"][firsts], block["callvalue"][firsts]
+    accepted = changes & (to == State.ESTABLISHED) & (old == State.SYN_RECV)
+    begins = (changes & is_one_of(to, _OPENING)) | accepted
+    values |= {
+        "conn_id": block["conn_id"][firsts], "start_ns": block.times_ns[firsts],
+        "end_ns": block.times_ns[lasts], "records": lasts - firsts + 1,
+        "lost_before": np.where(begins, 0, block.lost[firsts]), "lost_until": block.lost[lasts],
+        "seen": block.at[firsts], "arriving": arrivals.arriving(block),
+    }  # fmt: skip
+    # A connection that was accepted: what came with the SYN, and what was sent before its ACK.
+    opens = firsts[accepted]
+    values["bytes_received"][accepted] += block["seg_len"][opens]
+    values["bytes_sent"][accepted] += advance(block["snd_max"][opens], block["snd_una"][opens])
+    if block.seq is not None:
+        values |= {"first_seq": block.seq[firsts], "last_seq": block.seq[lasts]}
+    for name in GROWTHS:
+        if name in block.rows:
+            first, last = (block[name][rows].astype(np.uint64) for rows in (firsts, lasts))
+            values[name] = np.maximum((last - first).astype(np.int64), 0)
 
-    def _add_latest(self, piece: Grouped) -> None:
-        has_own = state_after(piece.columns) != State.SYN_SENT
-        for name in _LATEST:
-            if name not in piece.columns:
-                continue
-            mine, values = self.of(name, piece[name].dtype), piece[name]
-            if name in ("snd_una", "snd_max"):  # 0 may be one
-                at = np.flatnonzero(has_own | (values != 0))
-                mine[piece.of_row[at]] = values[at]
-                continue
-            lasts = values[piece.lasts]
-            is_told = _is_known if name in ("laddr", "raddr") else _is_told
-            told = is_told(lasts)
-            if told.all():
-                mine[piece.places] = lasts
-            else:
-                at = np.flatnonzero(is_told(values))
-                mine[piece.of_row[at]] = values[at]  # of several the last one stays
 
-    def _add_extremes(self, piece: Grouped) -> Array:
-        """Returns (n,) whether the peer's window is below half of its largest so far."""
-        places = piece.places
-        low = self._add_fall(piece)
-        for name, column in _LARGEST.items():
-            if column in piece.columns:
-                self._raise(name, piece, piece[column])
-        for name, column in _SMALLEST.items():
-            values = piece[column]
-            if not values.all():
-                values = np.where(values == 0, np.uint32(NONE_32), values)
-            found = np.minimum.reduceat(values, piece.firsts)
-            mine = self.of(name, np.int64, NONE_32)
-            mine[places] = np.minimum(mine[places], found)
-        srtt = np.where(is_settled(piece, self), piece["srtt_us"], 0)
-        told = np.flatnonzero(srtt)
-        if len(told) == len(srtt):
-            self.srtt.add(piece.of_row, srtt)
+def _add_latest(values: Values, block: Block) -> None:
+    has_own = state_after(block.rows) != State.SYN_SENT
+    for name in _LATEST:
+        if name not in block.rows:
+            continue
+        column = block[name]
+        values[name] = column[block.lasts]
+        if name in ("snd_una", "snd_max"):  # 0 may be one
+            told = has_own | (column != 0)
         else:
-            self.srtt.add(piece.of_row[told], srtt[told])
-        self._add_queue(piece, srtt)
-        shut = (piece["snd_wnd"] == 0) & ~np.isin(piece["state"], _OPENING)
-        was_open = piece.before(piece["snd_wnd"] > 0, self.of("window_open", np.bool_))
-        self._count("zero_window_count", piece.of_row[shut & was_open])
-        return low
+            is_told = _is_known if name in ("laddr", "raddr") else _is_told
+            if is_told(values[name]).all():
+                continue
+            told = is_told(column)
+        at = block.last(told)[block.lasts]
+        values[name] = np.where(at >= 0, column[at], np.zeros(1, column.dtype))
 
-    def _add_queue(self, piece: Grouped, srtt: Array) -> None:
-        """What round trips take beside the path. Of each record: a difference of percentiles has
-        the error of both, which can be more than it."""
-        least = piece["min_rtt_us"]
-        at = np.flatnonzero((srtt > 0) & (least > 0) & (least != NONE_32))
-        place = piece.of_row[at]
-        more = srtt[at].astype(np.int64) - least[at]
-        some = more > 0
-        np.add.at(self.of("queue_none"), place[~some], 1)
-        place, more = place[some], more[some]
-        self.queue.add(place, more)
-        np.minimum.at(self.of("queue_min_us", np.int64, NONE_32), place, more)
-        np.maximum.at(self.of("queue_max_us"), place, more)
 
-    def _add_fall(self, piece: Grouped) -> Array:
-        """By how much the peer's window is below its largest so far: data that was not read."""
-        window, largest = piece["snd_wnd"].astype(np.int64), self.of("snd_wnd_max")[piece.places]
-        rank = np.cumsum(piece.is_first, dtype=np.int64) << 32
-        # The largest of a connection only: those of the next one have a larger rank.
-        highest = np.maximum.accumulate(rank + window) - rank
-        highest = np.maximum(highest, piece.spread(largest))
-        self._raise("snd_wnd_fall", piece, highest - window)
-        low: Array = 2 * window < highest
-        return low
+def _add_extremes(values: Values, block: Block) -> None:
+    for name, column in _LARGEST.items():
+        if column in block.rows:
+            values[name] = np.maximum.reduceat(block[column], block.groups)
+    for name, column in _SMALLEST.items():
+        some = block[column]
+        if not some.all():
+            some = np.where(some == 0, np.uint32(NONE_32), some)
+        values[name] = np.minimum.reduceat(some, block.groups).astype(np.int64)
+    srtt, least = block["srtt_us"].astype(np.int64), block["min_rtt_us"].astype(np.int64)
+    known = is_settled(block) & (srtt > 0)
+    for name, shares, wanted, micros in (
+        ("srtt", (50, 95, 99), known, srtt),
+        # What round trips take beside the path, of each record.
+        ("queue", (95,), known & (least > 0) & (least != NONE_32), np.maximum(srtt - least, 0)),
+    ):
+        at: Array | slice = slice(None) if wanted.all() else np.flatnonzero(wanted)
+        found = percentiles(block.of_row[at], micros[at], len(block.groups), shares)
+        values |= {f"{name}_p{share}_us": one for share, one in zip(shares, found, strict=True)}
+    shut = (block["snd_wnd"] == 0) & ~is_one_of(block["state"], _OPENING)
+    values["zero_window_count"] = _count(block, shut & block.before(block["snd_wnd"] > 0, False))
 
-    def _raise(self, name: str, piece: Grouped, values: Array) -> None:
-        """To the largest one of each connection, if it was lower."""
-        mine, most = self.of(name), np.maximum.reduceat(values, piece.firsts)
-        mine[piece.places] = np.maximum(mine[piece.places], most)
 
-    def _count(self, name: str, places: Array) -> None:
-        np.add.at(self.of(name), places, 1)
+def _fall(block: Block) -> tuple[Array, Array]:
+    """(n,) whether the peer's window is below half of its largest so far; (m,) by how much it was
+    below that at most: data that was not read."""
+    window = block["snd_wnd"].astype(np.int64)
+    rank = block.of_row << 32
+    # The largest of a connection only: those of the next one have a larger rank.
+    highest = np.maximum.accumulate(rank + window) - rank
+    return 2 * window < highest, np.maximum.reduceat(highest - window, block.groups)
 
-    def _add_events(self, piece: Grouped) -> None:
-        at = np.flatnonzero(piece["location"] != Location.SEGMENT_RECEIVED)
-        place, location = piece.of_row[at], piece["location"][at].astype(np.int64)
-        callvalue, state = piece["callvalue"][at].astype(np.int64), piece["state"][at]
-        for name, number in _EVENTS.items():
-            self._count(name, place[location == number])
-        again = location == Location.RETRANSMIT
-        ca_state = piece["ca_state"][at]
-        opening = np.isin(state, _OPENING)
-        causes = {
-            "syn_retrans": opening, "retrans_rto": ~opening & (ca_state == CaState.LOSS),
-            "retrans_fast": ~opening & (ca_state == CaState.RECOVERY),
-            "retrans_tlp": ~opening & (ca_state < CaState.RECOVERY),
-        }  # fmt: skip
-        sizes = np.where(again, piece["seg_len"][at].astype(np.int64), 0)
-        # A record can be of several segments, which the kernel sent at once.
-        segments = np.maximum(-(-sizes // np.maximum(piece["mss"][at].astype(np.int64), 1)), 1)
-        for name, mask in {"segments_retransmitted": True, **causes}.items():
-            chosen = again & mask
-            np.add.at(self.of(name), place[chosen], segments[chosen])
-        np.add.at(self.of("retrans_len"), place, sizes)
-        recovers = (location == Location.CONG_STATE) & (callvalue == CaState.RECOVERY)
-        self._count("recoveries", place[recovers])
-        for name, number in _SEEN.items():
-            self.of(name, np.bool_)[place[location == number]] = True
-        failed = (location == Location.SOCKET_ERROR) & (callvalue != 0)
-        self.of("errno")[place[failed]] = callvalue[failed]
-        changes = np.flatnonzero(location == Location.STATE_CHANGE)
-        if len(changes):
-            self._add_changes(piece, at[changes], place[changes], state[changes],
-                              callvalue[changes])  # fmt: skip
 
-    def _add_changes(self, piece: Grouped, at: Array, place: Array, old: Array, new: Array) -> None:
-        """Changes of state: who opened and who closed, and where the data ended."""
-        calls = new == State.SYN_SENT
-        told = calls | ((new == State.ESTABLISHED) & (old != State.SYN_SENT))
-        self.of("role", np.int8)[place[told]] = np.where(calls[told], ACTIVE, PASSIVE)
-        opened = new == State.ESTABLISHED
-        self.of("established_ns")[place[opened]] = piece.times[at[opened]]
-        closes = (old == State.ESTABLISHED) & np.isin(new, (State.FIN_WAIT1, State.CLOSE_WAIT))
-        by = np.where(new[closes] == State.FIN_WAIT1, FIN_LOCAL, FIN_REMOTE)
-        self.of("closed_by", np.int8)[place[closes]] = by
-        # Before the FIN is queued: the end of what the application wrote. MPTCP sets a state twice.
-        ends = np.isin(new, (State.FIN_WAIT1, State.LAST_ACK)) & (new != old)
-        data_end = piece["snd_una"][at] + piece["snd_sb_cc"][at].astype(np.uint32)
-        self.of("data_end")[place[ends]] = data_end[ends]
-        self.of("has_data_end", np.bool_)[place[ends]] = True
-        waits = new == State.FIN_WAIT2
-        self.of("fin_wait_rcv")[place[waits]] = piece["rcv_nxt"][at[waits]]
-        ended = (old == State.FIN_WAIT2) & (new == State.CLOSE)
-        ended[ended] = piece["rcv_nxt"][at[ended]] != self.values["fin_wait_rcv"][place[ended]]
-        came = ended | np.isin(new, (State.CLOSE_WAIT, State.CLOSING))
-        self.of("fin_received", np.bool_)[place[came]] = True
+def _count(block: Block, mask: Array) -> Array:
+    """(m,) of how many of its rows it holds."""
+    return np.bincount(block.of_row[np.flatnonzero(mask)], minlength=len(block.groups))
 
-    def _add_silence(self, piece: Grouped) -> None:
-        """Timeouts of the same data one after the other, and when the last segment arrived."""
-        arrived = np.flatnonzero(np.isin(piece["location"], ARRIVED))
-        heard = self.of("heard_ns")
-        heard[piece.of_row[arrived]] = piece.times[arrived]
-        arrivals.add_quiet(self.of, piece, arrived[piece["seg_len"][arrived] > 0])
-        is_rto = (piece["location"] == Location.RETRANSMIT) & (piece["ca_state"] == CaState.LOSS)
-        again = np.flatnonzero(is_rto)
-        self.of("rto_bytes")[piece.of_row[again]] = piece["seg_len"][again]
-        una, run, since = self.of("rto_una"), self.of("rto_run"), self.of("rto_since_ns")
-        for at in np.flatnonzero(piece["location"] == _EVENTS["rto_count"]).tolist():
-            place, now = piece.of_row[at], int(piece["snd_una"][at])
-            if una[place] != now or not run[place]:
-                una[place], run[place], since[place] = now, 0, piece.times[at]
-            run[place] += 1
 
-    def _add_steps(self, piece: Grouped, steps: Steps, low: Array) -> None:
-        moved = np.flatnonzero((steps.acked > 0) | (steps.received > 0))
-        places = piece.of_row[moved]
-        since = steps.end_ns[moved] - self.values["start_ns"][places]
-        self.rates.add(places, since, steps.acked[moved], steps.received[moved])
-        self._add_late(piece, steps)
-        self._raise("acked_most", piece, steps.acked)
-        at = np.flatnonzero(steps.limit == NUMBER["pacing"])
-        rates = np.minimum(piece["pacing_rate"][at], np.uint64(NO_RATE)).astype(np.int64)
-        np.minimum.at(self.of("pacing_rate_min", fill=NO_RATE), piece.of_row[at], rates)
-        np.maximum.at(self.of("pacing_rate_max"), piece.of_row[at], rates)
-        shut = np.where(low & (steps.lost == 0), steps.end_ns - steps.start_ns, 0)
-        self.of("low_ns")[piece.places] += np.add.reduceat(shut, piece.firsts)
-        if steps.receiving is not None:
-            spans = steps.end_ns - steps.start_ns
-            for end, mine in (("ns", spans), ("certain_ns", np.where(steps.lost, 0, spans))):
-                for number, name in enumerate(RECEIVING):
-                    held = np.where(steps.receiving == number, mine, 0)
-                    self.of(f"{name}.{end}")[piece.places] += np.add.reduceat(held, piece.firsts)
+def _add_events(values: Values, block: Block) -> None:
+    count = len(block.groups)
+    at = np.flatnonzero(block["location"] != Location.SEGMENT_RECEIVED)
+    place, location = block.of_row[at], block["location"][at].astype(np.int64)
+    callvalue, state = block["callvalue"][at].astype(np.int64), block["state"][at]
+    for name, number in _EVENTS.items():
+        values[name] = np.bincount(place[location == number], minlength=count)
+    again = location == Location.RETRANSMIT
+    ca_state = block["ca_state"][at]
+    opening = is_one_of(state, _OPENING)
+    causes = {
+        "syn_retrans": opening, "retrans_rto": ~opening & (ca_state == CaState.LOSS),
+        "retrans_fast": ~opening & (ca_state == CaState.RECOVERY),
+        "retrans_tlp": ~opening & (ca_state < CaState.RECOVERY),
+    }  # fmt: skip
+    sizes = np.where(again, block["seg_len"][at].astype(np.int64), 0)
+    # A record can be of several segments, which the kernel sent at once.
+    segments = np.maximum(-(-sizes // np.maximum(block["mss"][at].astype(np.int64), 1)), 1)
+    for name, mask in {"segments_retransmitted": True, **causes}.items():
+        values[name] = _sum(place, np.where(again & mask, segments, 0), count)
+    values["retrans_len"] = _sum(place, sizes, count)
+    recovers = (location == Location.CONG_STATE) & (callvalue == CaState.RECOVERY)
+    values["recoveries"] = np.bincount(place[recovers], minlength=count)
+    for name, number in _SEEN.items():
+        values[name] = np.bincount(place[location == number], minlength=count) > 0
+    failed = (location == Location.SOCKET_ERROR) & (callvalue != 0)
+    values["errno"] = np.zeros(count, np.int64)
+    values["errno"][place[failed]] = callvalue[failed]
+    changes = np.flatnonzero(location == Location.STATE_CHANGE)
+    _add_changes(values, block, at[changes], state[changes], callvalue[changes])
 
-    def _add_late(self, piece: Grouped, steps: Steps) -> None:
-        """Times that a full window waited for an ACK, much longer than the path takes."""
-        late = self.of("late_ack_ns")
-        at = np.flatnonzero((steps.end_ns - steps.start_ns > _LATE_NS) & (steps.lost == 0))
-        by_ack = piece["location"][at] == Location.SEGMENT_RECEIVED
-        at = at[np.isin(steps.limit[at], _BY_ACK) & by_ack]
-        spans = steps.end_ns[at] - steps.start_ns[at]
-        least = piece["min_rtt_us"][at].astype(np.int64) * 1000
-        mean = piece["srtt_us"][at].astype(np.int64) * 1000
-        is_late = (spans > 2 * least + _LATE_NS) & (2 * spans > mean)
-        np.add.at(late, piece.of_row[at[is_late]], spans[is_late])
 
-    def _add_times(self, rows: Array) -> None:
-        """Intervals of connections whose snapshots were added."""
-        place, spans = rows["place"].astype(np.int64), rows["end_ns"] - rows["start_ns"]
-        for name, times in (("limit_ns", spans), ("certain_ns", rows["certain_ns"])):
-            held = self.of(name, (np.int64, len(LIMITS)))
-            np.add.at(held, (place, rows["limit"]), times)
-        for name in ("bytes_sent", "bytes_acked", "bytes_received", "lost_records"):
-            np.add.at(self.of(name), place, rows[name])
+def _sum(place: Array, numbers: Array, count: int) -> NDArray[np.int64]:
+    found = np.zeros(count, np.int64)
+    np.add.at(found, place, numbers)
+    return found
+
+
+def _add_changes(values: Values, block: Block, at: Array, old: Array, new: Array) -> None:
+    """Changes of state: who opened and who closed, and where the data ended."""
+    place = block.of_row[at]
+
+    def last_of(chosen: Array, told: Any, kind: Any = np.int64) -> Array:
+        """(m,) what the last of these changes tells; 0 without one."""
+        found = np.zeros(len(block.groups), kind)
+        found[place[chosen]] = told
+        return found
+
+    calls = new == State.SYN_SENT
+    told = calls | ((new == State.ESTABLISHED) & (old != State.SYN_SENT))
+    opened = new == State.ESTABLISHED
+    closes = (old == State.ESTABLISHED) & is_one_of(new, (State.FIN_WAIT1, State.CLOSE_WAIT))
+    by = np.where(new[closes] == State.FIN_WAIT1, FIN_LOCAL, FIN_REMOTE)
+    # Before the FIN is queued: the end of what the application wrote. MPTCP sets a state twice.
+    ends = is_one_of(new, (State.FIN_WAIT1, State.LAST_ACK)) & (new != old)
+    data_end = block["snd_una"][at] + block["snd_sb_cc"][at].astype(np.uint32)
+    waits = new == State.FIN_WAIT2
+    waited = np.where(waits, np.arange(len(at)), -1)
+    since = np.maximum.accumulate(waited) if len(at) else waited
+    has_waited = (since >= 0) & (place[since] == place)
+    expected = np.where(has_waited, block["rcv_nxt"][at][since], 0)
+    came = (old == State.FIN_WAIT2) & (new == State.CLOSE) & (block["rcv_nxt"][at] != expected)
+    came |= is_one_of(new, (State.CLOSE_WAIT, State.CLOSING))
+    values |= {
+        "role": last_of(told, np.where(calls[told], ACTIVE, PASSIVE), np.int8),
+        "established_ns": last_of(opened, block.times_ns[at[opened]]),
+        "closed_by": last_of(closes, by, np.int8),
+        "data_end": last_of(ends, data_end[ends]), "has_data_end": last_of(ends, True, np.bool_),
+        "fin_received": last_of(came, True, np.bool_),
+    }  # fmt: skip
+
+
+def _add_silence(values: Values, block: Block) -> None:
+    """Timeouts of the same data one after the other, and when the last segment arrived."""
+    arrived = is_one_of(block["location"], ARRIVED)
+    values["heard_ns"] = _last_of(block, arrived, block.times_ns)
+    values |= arrivals.quiet(block, np.flatnonzero(arrived & (block["seg_len"] > 0)))
+    is_rto = (block["location"] == Location.RETRANSMIT) & (block["ca_state"] == CaState.LOSS)
+    values["rto_bytes"] = _last_of(block, is_rto, block["seg_len"].astype(np.int64))
+    at = np.flatnonzero(block["location"] == _EVENTS["rto_count"])
+    place, una = block.of_row[at], block["snd_una"][at]
+    begins = np.append(True, (place[1:] != place[:-1]) | (una[1:] != una[:-1]))[: len(at)]
+    number = np.arange(len(at))
+    since = np.maximum.accumulate(np.where(begins, number, 0))
+    for name, told in (("rto_una", una), ("rto_run", number - since + 1),
+                       ("rto_since_ns", block.times_ns[at[since]])):  # fmt: skip
+        values[name] = np.zeros(len(block.groups), np.int64)
+        values[name][place] = told
+
+
+def _last_of(block: Block, mask: Array, column: Array) -> Array:
+    """(m,) the value of the last row in which it holds; 0 without one."""
+    found = np.zeros(len(block.groups), column.dtype)
+    at = np.flatnonzero(mask)
+    found[block.of_row[at]] = column[at]
+    return found
+
+
+def _add_steps(values: Values, block: Block, steps: Steps, low: Array) -> None:
+    moved = np.flatnonzero((steps.acked > 0) | (steps.received > 0))
+    spans = steps.end_ns - steps.start_ns
+    values |= rates(block, moved, steps)
+    values["late_ack_ns"] = _late(block, steps)
+    values["acked_most"] = np.maximum.reduceat(steps.acked, block.groups)
+    at = np.flatnonzero(steps.limit == NUMBER["pacing"])
+    paced = np.minimum(block["pacing_rate"][at], np.uint64(NO_RATE)).astype(np.int64)
+    values["pacing_rate_min"] = np.full(len(block.groups), NO_RATE)
+    values["pacing_rate_max"] = np.zeros(len(block.groups), np.int64)
+    np.minimum.at(values["pacing_rate_min"], block.of_row[at], paced)
+    np.maximum.at(values["pacing_rate_max"], block.of_row[at], paced)
+    values["low_ns"] = np.add.reduceat(np.where(low & (steps.lost == 0), spans, 0), block.groups)
+    if steps.receiving is not None:
+        for end, mine in (("ns", spans), ("certain_ns", np.where(steps.lost, 0, spans))):
+            for number, name in enumerate(RECEIVING):
+                held = np.where(steps.receiving == number, mine, 0)
+                values[f"{name}.{end}"] = np.add.reduceat(held, block.groups)
+
+
+def _late(block: Block, steps: Steps) -> Array:
+    """(m,) times that a full window waited for an ACK, much longer than the path takes."""
+    at = np.flatnonzero((steps.end_ns - steps.start_ns > _LATE_NS) & (steps.lost == 0))
+    by_ack = block["location"][at] == Location.SEGMENT_RECEIVED
+    at = at[is_one_of(steps.limit[at], _BY_ACK) & by_ack]
+    spans = steps.end_ns[at] - steps.start_ns[at]
+    least = block["min_rtt_us"][at].astype(np.int64) * 1000
+    mean = block["srtt_us"][at].astype(np.int64) * 1000
+    is_late = (spans > 2 * least + _LATE_NS) & (2 * spans > mean)
+    return _sum(block.of_row[at[is_late]], spans[is_late], len(block.groups))
 
 
 def _is_told(values: Array) -> NDArray[np.bool_]:
@@ -329,16 +308,3 @@ def _is_known(addresses: Array) -> NDArray[np.bool_]:
     """(n,) whether an address is neither :: nor 0.0.0.0, v4-mapped."""
     words = np.ascontiguousarray(addresses).view(np.uint32).reshape(len(addresses), -1)
     return np.asarray((words[:, [0, 1, 3]] != 0).any(axis=1))
-
-
-def fold(pieces: Iterable[Any], each: Any = None) -> Fold:
-    """All pieces of a capture in one pass. each: called with the intervals of each piece."""
-    found = Fold()
-    for piece in pieces:
-        rows = found.add(piece)
-        if each is not None:
-            each(rows)
-    rows = found.finish()
-    if each is not None:
-        each(rows)
-    return found

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.arrays import Array, Mask
+from tcpkmon.formats.analysis.arrays import Array, Mask, is_one_of
+from tcpkmon.formats.analysis.blocks import Block
 from tcpkmon.formats.analysis.why.clocks import FIRST_TX, NEXT_TX, age_ns
-from tcpkmon.formats.analysis.why.grouping import Grouped, Kept
 from tcpkmon.formats.analysis.why.limits import NUMBER, has_room, is_full, unsent
 from tcpkmon.formats.analysis.why.parting import Cuts
 from tcpkmon.formats.analysis.why.quiet import BY_ACK
@@ -34,38 +34,36 @@ _LATE_ACK_NS = 50_000_000
 _NOT_PROBED = np.array([NUMBER[name] for name in ("opening", "rto_wait", "zero_window")], np.int8)
 
 
-def was_full(piece: Grouped, kept: Kept) -> Mask:
+def was_full(block: Block) -> Mask:
     """(n,) whether the send buffer was full since a third of it was last free."""
-    fills = is_full(piece.columns)
-    return piece.held(fills | has_room(piece.columns), fills, kept.of("full", np.bool_))
+    fills = is_full(block.rows)
+    return block.held(fills | has_room(block.rows), fills)
 
 
 def probed(
-    piece: Grouped, limit: Array, before: Mapping[str, Array], kept: Kept
+    block: Block, limit: Array, before: Mapping[str, Array]
 ) -> NDArray[np.int64]:
     """(k,) the rows whose step is between a loss probe and its ACK. limit: (n,) as found so far.
 
     before: what the snapshots before had, with `waiting`.
     """
-    then, flew = kept.of("probe_una", np.uint32), kept.of("probed", np.bool_)
-    is_probe = piece["location"] == Location.LOSS_PROBE
-    if not is_probe.any() and not flew[piece.places].any():
+    is_probe = block["location"] == Location.LOSS_PROBE
+    if not is_probe.any():
         return np.zeros(0, np.int64)
-    una = piece["snd_una"].astype(np.uint32, copy=False)
+    una = block["snd_una"].astype(np.uint32, copy=False)
     # Its ACK is recorded before it counts: the one after that shows that more is acknowledged.
-    flies = (piece.last(is_probe) >= 0) | flew[piece.of_row]
-    flies &= piece.held(is_probe, una, then) == una
-    is_waiting = (piece["packets_out"] > 0) & ~is_probe
+    flies = (block.last(is_probe) >= 0) & (block.held(is_probe, una) == una)
+    is_waiting = (block["packets_out"] > 0) & ~is_probe
     # After a close, its ACK may be recorded by what it changed: then it counts already.
-    ends = piece.before(flies, flew) & ~flies & (una == piece["snd_max"])
-    ends &= (before["waiting"] <= 1) & ~np.isin(piece["location"], ARRIVED)
+    ends = block.before(flies, False) & ~flies & (una == block["snd_max"])
+    ends &= (before["waiting"] <= 1) & ~is_one_of(block["location"], ARRIVED)
     return np.flatnonzero(
-        ((flies & is_waiting) | ends) & ~np.isin(limit, _NOT_PROBED)
+        ((flies & is_waiting) | ends) & ~is_one_of(limit, _NOT_PROBED)
     )
 
 
 def held_back(
-    piece: Grouped, limit: Array, before: Mapping[str, Array], told: Array
+    block: Block, limit: Array, before: Mapping[str, Array], told: Array
 ) -> tuple[NDArray[np.int64], Cuts]:
     """The rows in whose steps less than a segment was there and did not leave, and where that
     begins.
@@ -76,66 +74,67 @@ def held_back(
     both ends; or its writer writes nothing more until it is acknowledged; or it was there when all
     before it was acknowledged, and its own ACK is far later than a round trip.
     """
-    span = piece.times - before["time"]
-    is_told = np.zeros(len(piece), np.bool_)
+    span = block.times_ns - before["time"]
+    is_told = np.zeros(len(block), np.bool_)
     is_told[told] = True
     rows = np.flatnonzero(limit == NUMBER["app"])
-    columns = {name: piece[name][rows] for name in ("snd_max", "snd_una", "snd_sb_cc")}
+    columns = {name: block[name][rows] for name in ("snd_max", "snd_una", "snd_sb_cc")}
     rows = rows[unsent(columns) > 0]
-    written = _written(piece)
-    since = np.maximum(_sent_at(piece, rows), before["time"][rows])
+    written = _written(block)
+    since = np.maximum(_sent_at(block, rows), before["time"][rows])
     stays = written[rows] == before["written"][rows]
     stays &= ~is_told[rows]
-    if NEXT_TX in piece.columns:
-        stays |= _ends_a_message(piece, written, before, rows)
-    # Where a write is acknowledged within microseconds, its last piece is held back for less.
-    stays &= piece.times[rows] - since > _HELD_NS
+    if NEXT_TX in block.rows:
+        stays |= _ends_a_message(block, written, before, rows)
+    # Where a write is acknowledged within microseconds, its last block is held back for less.
+    stays &= block.times_ns[rows] - since > _HELD_NS
     rows, since = rows[stays], since[stays]
     start = before["time"][rows]
-    if FIRST_TX in piece.columns:
+    if FIRST_TX in block.rows:
         # What clocks told ends when the first segment leaves.
-        first = piece.times[rows] - age_ns(piece, FIRST_TX, rows)
+        first = block.times_ns[rows] - age_ns(block, FIRST_TX, rows)
         start = np.where(is_told[rows], np.maximum(first, start), start)
     late = since - start > _HELD_NS
     begins = Cuts.make(rows[late], since[late], NUMBER["app"], sent=1.0,
                        acked=np.where(is_told[rows[late]], 0.0, 1.0))  # fmt: skip
-    leaves = np.flatnonzero((span > _LATE_ACK_NS) & (piece["snd_una"] == before["snd_max"]))
+    leaves = np.flatnonzero((span > _LATE_ACK_NS) & (block["snd_una"] == before["snd_max"]))
     piece_of = (before["written"][leaves] - before["snd_max"][leaves]).astype(np.uint32)
-    srtt = piece["srtt_us"][leaves].astype(np.int64) * 1000
+    srtt = block["srtt_us"][leaves].astype(np.int64) * 1000
     leaves = leaves[
         (piece_of > 0)
-        & (piece_of < piece["mss"][leaves])
+        & (piece_of < block["mss"][leaves])
         & (span[leaves] > 2 * srtt + _LATE_ACK_NS)
         & ~before["unnumbered"][leaves]
         & ~is_told[leaves]
-        & np.isin(limit[leaves], BY_ACK)
-        & np.isin(piece["location"][leaves], ARRIVED)
+        & is_one_of(limit[leaves], BY_ACK)
+        & is_one_of(block["location"][leaves], ARRIVED)
     ]
     return np.union1d(rows, leaves), begins
 
 
-def _written(piece: Grouped) -> Array:
+def _written(block: Block) -> Array:
     """(n,) up to where the application wrote."""
-    return (piece["snd_una"] + piece["snd_sb_cc"]).astype(np.uint32)
+    return (block["snd_una"] + block["snd_sb_cc"]).astype(np.uint32)
 
 
-def _sent_at(piece: Grouped, rows: Array) -> Array:
+def _sent_at(block: Block, rows: Array) -> Array:
     """(k,) when the last segment before these snapshots was sent; without that clock long ago."""
-    if NEXT_TX not in piece.columns:
+    if NEXT_TX not in block.rows:
         return np.zeros(len(rows), np.int64)
-    return np.minimum(piece.times[rows] - age_ns(piece, NEXT_TX, rows), piece.times[rows])
+    now = block.times_ns[rows]
+    return np.asarray(np.minimum(now - age_ns(block, NEXT_TX, rows), now))
 
 
 def _ends_a_message(
-    piece: Grouped, written: Array, before: Mapping[str, Array], rows: Array
+    block: Block, written: Array, before: Mapping[str, Array], rows: Array
 ) -> NDArray[np.bool_]:
     """(k,) whether all that was written at these snapshots is acknowledged before more is: its
-    writer waits for the other end. Not where that is behind the end of the piece."""
-    writes = np.flatnonzero(piece.is_first | (written != before["written"]))
+    writer waits for the other end. Not where that is behind the end of the block."""
+    writes = np.flatnonzero(block.is_first | (written != before["written"]))
     after = np.searchsorted(writes, rows, "right")
-    last = piece.lasts[np.searchsorted(piece.lasts, rows)]
-    following = np.append(writes, len(piece))[after]
+    last = block.lasts[np.searchsorted(block.lasts, rows)]
+    following = np.append(writes, len(block))[after]
     at = np.minimum(following, last)
-    found: NDArray[np.bool_] = (piece["snd_una"][at] - written[rows]).astype(np.uint32).view(
+    found: NDArray[np.bool_] = (block["snd_una"][at] - written[rows]).astype(np.uint32).view(
         np.int32) >= 0  # fmt: skip
     return found

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.arrays import Array, is_one_of
 from tcpkmon.formats.base.tcp import CaState, Location, State
 
 Columns = Mapping[str, Array]
@@ -96,8 +96,8 @@ def classify(
         was_full = was_full & (columns["sk_nospace"] > 0)
     rules = (
         ("opening", (state == State.SYN_SENT) | (state == State.SYN_RECV)),
-        ("rto_wait", np.isin(columns["location"], LOSS_TIMERS)),
-        ("recovery", np.isin(columns["ca_state"], (CaState.RECOVERY, CaState.LOSS))),
+        ("rto_wait", is_one_of(columns["location"], LOSS_TIMERS)),
+        ("recovery", is_one_of(columns["ca_state"], (CaState.RECOVERY, CaState.LOSS))),
         ("closing", (state != State.ESTABLISHED) & (state != State.CLOSE_WAIT)
                     & ((waiting == 0) | (state == State.CLOSE))),
         ("zero_window", (columns["snd_wnd"] == 0) & (waiting > 0)),

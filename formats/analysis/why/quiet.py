@@ -17,8 +17,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.arrays import Array
-from tcpkmon.formats.analysis.why.grouping import Grouped, Kept
+from tcpkmon.formats.analysis.arrays import Array, is_one_of
+from tcpkmon.formats.analysis.blocks import Block
 from tcpkmon.formats.analysis.why.limits import DELAYED, LOSS_TIMERS, NUMBER, in_flight
 from tcpkmon.formats.base.tcp import Location
 
@@ -35,25 +35,24 @@ _FLIGHT = ("packets_out", "sacked_out", "lost_out", "retrans_out")
 
 
 def mostly_quiet(
-    piece: Grouped, limit: Array, before: Mapping[str, Array], acked: Array, kept: Kept
+    block: Block, limit: Array, before: Mapping[str, Array], acked: Array
 ) -> NDArray[np.int64]:
     """(k,) the rows whose step is such a time for the most part.
 
     limit: (n,) of classify(). before: what the snapshots before had, with `written` and `time`.
     acked: (n,) bytes.
     """
-    rows = np.flatnonzero(piece["snd_una"] == before["written"])
-    srtt = piece["srtt_us"][rows].astype(np.int64) * 1000
-    data = acked > 1  # a handshake has a number too
-    measured = piece.held(data, data, kept.of("measured", np.bool_))[rows]
+    rows = np.flatnonzero(block["snd_una"] == before["written"])
+    srtt = block["srtt_us"][rows].astype(np.int64) * 1000
+    measured = (block.last(acked > 1) >= 0)[rows]  # a handshake has a number too
     round_trip = srtt + np.where(measured, 0, _UNMEASURED_NS)
-    last = {name: piece[name][rows] for name in _FLIGHT}
-    by_timer = np.isin(piece["location"][rows], LOSS_TIMERS)
+    last = {name: block[name][rows] for name in _FLIGHT}
+    by_timer = is_one_of(block["location"][rows], LOSS_TIMERS)
     bound = np.where(by_timer, 3 * srtt + _TIMER_NS, round_trip)
-    by_ack = np.isin(limit[rows], BY_ACK) & (in_flight(last) > DELAYED)
-    by_ack &= ~np.isin(piece["location"][rows], _OVERDUE)
+    by_ack = is_one_of(limit[rows], BY_ACK) & (in_flight(last) > DELAYED)
+    by_ack &= ~is_one_of(block["location"][rows], _OVERDUE)
     return rows[
-        (piece.times[rows] - before["time"][rows] > 2 * bound)
+        (block.times_ns[rows] - before["time"][rows] > 2 * bound)
         & (srtt > 0)
         & ~before["unnumbered"][rows]
         & (by_timer | by_ack)

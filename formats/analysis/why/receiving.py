@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.arrays import Array, Mask, shifted
-from tcpkmon.formats.analysis.why.grouping import Grouped, Kept
+from tcpkmon.formats.analysis.blocks import Block
 from tcpkmon.formats.analysis.why.snapshots import OF_RECEIVERS
 from tcpkmon.formats.base.sequence import NO_NUMBER, ahead_of, unwrap
 from tcpkmon.formats.base.tcp import Location
@@ -32,37 +32,38 @@ _ROUND_TRIPS = 4
 """What arrives is a mean of so many: it comes in bursts."""
 
 
-def waits_of(piece: Grouped, kept: Kept, known: Mask) -> NDArray[np.int8]:
+def waits_of(block: Block, known: Mask) -> NDArray[np.int8]:
     """(n,) the number in RECEIVING of what the receiver waited for in the time before each
     snapshot, or NOTHING. known: (n,) of has_numbers()."""
-    window = piece["rcv_wnd"].astype(np.int64)
-    unread = piece["rcv_sb_cc"].astype(np.int64)
-    is_segment = piece["location"] == Location.SEGMENT_RECEIVED
-    received = _received(piece, kept, known)
-    ahead = (ahead_of(piece["seg_seq"], piece["rcv_nxt"]) > 0) & known
-    length = np.where(is_segment & ~ahead, piece["seg_len"], 0).astype(np.int64)
+    window = block["rcv_wnd"].astype(np.int64)
+    unread = block["rcv_sb_cc"].astype(np.int64)
+    is_segment = block["location"] == Location.SEGMENT_RECEIVED
+    # rcv_nxt that counts on; NO_NUMBER until the peer's first number is known.
+    received = unwrap(block["rcv_nxt"], None, block.groups, known)
+    ahead = (ahead_of(block["seg_seq"], block["rcv_nxt"]) > 0) & known
+    length = np.where(is_segment & ~ahead, block["seg_len"], 0).astype(np.int64)
     now: dict[str, Array] = {
-        "time": piece.times, "received": received, "unread": unread + length,
+        "time": block.times_ns, "received": received, "unread": unread + length,
         "room": window - length,
     }  # fmt: skip
-    before, _ = kept.before(piece, now)
+    before = {name: block.before(values) for name, values in now.items()}
     nothing = before["received"] == NO_NUMBER
     before["received"][nothing] = received[nothing]
-    missing = _missing(piece, is_segment & ahead, received, before["received"], kept.of("beyond"))
+    missing = _missing(block, is_segment & ahead, received, before["received"])
     # Without the receiver's own measurement: that of the handshake, and of what it sent.
-    measured = piece.columns.get(RTT, piece["srtt_us"]).astype(np.int64) * 1000
+    measured = block.rows.get(RTT, block["srtt_us"]).astype(np.int64) * 1000
     rtt = np.where(measured > 0, measured + _TICK_NS // 2, 0)
     span = now["time"] - before["time"]
     was_full = (before["unread"] >= np.maximum(before["room"], 1))
     was_full &= span > 2 * rtt + _TICK_NS
     behind = (unread >= np.maximum(window, 1)) | was_full
-    moved = (received != before["received"]) & (rtt > 0) & (RTT in piece.columns)
-    small = np.zeros(len(piece), np.bool_)
+    moved = (received != before["received"]) & (rtt > 0) & (RTT in block.rows)
+    small = np.zeros(len(block), np.bool_)
     at = np.flatnonzero(moved)
-    arrived = _arrived(piece, received, before, _ROUND_TRIPS * rtt, at) / _ROUND_TRIPS
+    arrived = _arrived(block, received, before, _ROUND_TRIPS * rtt, at) / _ROUND_TRIPS
     told = window[at]
-    if "rcv_wscale" in piece.columns:  # the kernel counts with more than it can tell
-        told = np.minimum(told, MOST_UNSCALED << piece["rcv_wscale"][at].astype(np.int64))
+    if "rcv_wscale" in block.rows:  # the kernel counts with more than it can tell
+        told = np.minimum(told, MOST_UNSCALED << block["rcv_wscale"][at].astype(np.int64))
     small[at] = arrived >= _FULL * told
     found: NDArray[np.int8] = np.select(
         [missing, behind, small], [np.int8(2), np.int8(0), np.int8(1)], np.int8(NOTHING)
@@ -70,55 +71,40 @@ def waits_of(piece: Grouped, kept: Kept, known: Mask) -> NDArray[np.int8]:
     return found
 
 
-def _received(piece: Grouped, kept: Kept, known: Mask) -> NDArray[np.int64]:
-    """(n,) rcv_nxt that counts on; NO_NUMBER until the peer's first number is known."""
-    last = kept.of("received_last", fill=NO_NUMBER)
-    found = unwrap(piece["rcv_nxt"], last[piece.places], piece.firsts, known)
-    last[piece.places] = found[piece.lasts]
-    return found
-
-
-def _missing(
-    piece: Grouped, is_ahead: Array, received: Array, before: Array, beyond: Array
-) -> Mask:
+def _missing(block: Block, is_ahead: Array, received: Array, before: Array) -> Mask:
     """(n,) whether data waited behind a segment that was missing, in the time before each row.
 
     So it is while something has arrived that is beyond the next byte which is expected.
     is_ahead: of segments behind a hole. received: of these snapshots. before: of those before
-    them. beyond: by place, how far that was at the end of the last piece.
+    them.
     """
-    if not is_ahead.any() and not (beyond[piece.places] > 0).any():
-        return np.zeros(len(piece), np.bool_)
+    if not is_ahead.any():
+        return np.zeros(len(block), np.bool_)
     expected = np.maximum(received, 0)
-    end = (piece["seg_seq"] + piece["seg_len"]).astype(np.uint32)
-    reached = np.where(is_ahead, expected + ahead_of(end, piece["rcv_nxt"]), _LOWEST)
-    so_far = np.maximum(before[piece.firsts], 0) + beyond[piece.places]
-    until = shifted(reached, piece.firsts, so_far)  # by the rows before each one
-    rank = np.cumsum(piece.is_first, dtype=np.int64) << 44  # no connection's has the next one
+    end = (block["seg_seq"] + block["seg_len"]).astype(np.uint32)
+    reached = np.where(is_ahead, expected + ahead_of(end, block["rcv_nxt"]), _LOWEST)
+    so_far = np.maximum(before[block.groups], 0)
+    until = shifted(reached, block.groups, so_far)  # by the rows before each one
+    rank = np.cumsum(block.is_first, dtype=np.int64) << 44  # no connection's has the next one
     until = np.maximum.accumulate(rank + np.maximum(until, _LOWEST)) - rank
-    last = piece.lasts
-    beyond[piece.places] = np.maximum(
-        np.maximum(until[last], reached[last]) - expected[last], 0
-    )
     return np.asarray(until > expected)
 
 
 def _arrived(
-    piece: Grouped, received: Array, before: dict[str, Array], span: Array, at: Array
+    block: Block, received: Array, before: dict[str, Array], span: Array, at: Array
 ) -> Array:
     """(m,) bytes that arrived in the time `span` [ns] before these rows."""
-    width = (1 << 62) // (len(piece.firsts) + 1)
-    since = np.clip(piece.times - piece.times.min(), 0, width - 1)
-    of_row = piece.spread(np.arange(len(piece.firsts)))
+    width = (1 << 62) // (len(block.groups) + 1)
+    since = np.clip(block.times_ns - block.times_ns.min(), 0, width - 1)
+    of_row = block.spread(np.arange(len(block.groups)))
     keys = np.maximum.accumulate(of_row * width + since)
     wanted = of_row[at] * width + np.maximum(since[at] - span[at], 0)
-    first = piece.firsts[of_row[at]]
+    first = block.groups[of_row[at]]
     low = np.searchsorted(keys, wanted, "right") - 1
     inside = low >= first
     low = np.maximum(low, first)
-    # What a piece has not: from the connection's snapshot before it.
-    then = np.where(inside, piece.times[low], before["time"][low])
+    then = np.where(inside, block.times_ns[low], before["time"][low])
     began = np.where(inside, received[low], before["received"][low])
     moved = np.maximum(received[at] - began, 0).astype(np.float64)
-    found: Array = moved * span[at] / np.maximum(piece.times[at] - then, span[at])
+    found: Array = moved * span[at] / np.maximum(block.times_ns[at] - then, span[at])
     return found

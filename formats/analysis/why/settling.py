@@ -13,21 +13,18 @@ from __future__ import annotations
 import numpy as np
 
 from tcpkmon.formats.analysis.arrays import Mask
-from tcpkmon.formats.analysis.why.grouping import Grouped, Kept
+from tcpkmon.formats.analysis.blocks import Block
 from tcpkmon.formats.base.tcp import Location
 
 _LOST_US = 900_000
 """A SYN and a SYN-ACK are sent again after a second."""
 
 
-def is_settled(piece: Grouped, kept: Kept) -> Mask:
+def is_settled(block: Block) -> Mask:
     """(n,) whether srtt_us is of the path."""
-    known = kept.of("settled", np.bool_)
-    srtt, last = piece["srtt_us"], kept.of("srtt_last", np.uint32)
-    if known[piece.places].all():
-        return np.ones(len(piece), np.bool_)
-    before = piece.before(srtt, last)
+    srtt = block["srtt_us"]
+    before = block.before(srtt, 0)
     is_new = (before == 0) & (srtt > 0)
     settles = np.where(is_new, srtt < _LOST_US, (srtt > before) & (before > 0))
-    settles |= piece["location"] == Location.EXISTING
-    return piece.held(settles, settles, known)
+    settles |= block["location"] == Location.EXISTING
+    return block.last(settles) >= 0

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.blocks import HEAD, Block, Losses, blocks, record_type
 from tcpkmon.formats.base.control import is_control
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reader import Reader
@@ -29,6 +30,11 @@ from tcpkmon.formats.verify import find_unseen
 Note = Callable[[Array, Array, Array], None]
 """Takes (n,) begins, ends [ns] and numbers of what is missing."""
 SNAPSHOT = "SNAPSHOT"
+_PIECE_ROWS = 1 << 16
+_CACHED_BYTES = 1 << 20
+"""So much stays in the second-level cache while all its columns are decoded."""
+_KEYS = ("conn_id", "location", "state", "lport", "rport")
+"""Of which connection a record is, and whether it is of one."""
 NEEDED = (
     "conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state", "ca_state",
     "snd_una", "snd_max", "snd_sb_cc", "snd_wnd", "snd_cwnd_segs", "snd_ssthresh", "mss",
@@ -206,25 +212,106 @@ class Source:
         return told | ({"segment": number} if isinstance(number, int) else {})
 
     def read(self, note: Note | None = None) -> Iterator[Snapshots]:
-        """All snapshots with a connection, some ten thousand at a time.
+        """All snapshots with a connection, some ten thousand at a time, in the file's order.
 
         note: gets where records are missing, ahead of the snapshots behind it.
         """
-        self.placed = 0
+        has_seq = isinstance(self.reader, Capture)
+        decode = self._decoder()
+        for records in self._records(note):
+            columns, heads = decode(records, slice(None))
+            yield Snapshots(columns, heads["time_ns"], heads["lost"],
+                            heads["seq"] if has_seq else None)  # fmt: skip
+
+    def blocks(self, memory: int | None = None, ids: Array | None = None) -> Iterator[Block]:
+        """All snapshots with a connection, in blocks of whole connections; see blocks.blocks().
+
+        ids: only those of these connections. It reads the file to its end before the first block,
+        so all losses are known then.
+        """
+        has_seq, found = isinstance(self.reader, Capture), list[tuple[Array, Array, Array]]()
+        decode = self._decoder()
+        records = self._records(lambda *gaps: found.append(gaps))
+        if ids is not None:
+            records = (some[np.isin(some["conn_id"], ids)] for some in records)
+        losses: Losses | None = None
+        for store, at in blocks(records, self._kind, memory, self._size()):
+            losses = Losses.join(found) if losses is None else losses
+            columns, heads = decode(store, at)
+            yield Block(columns, heads["conn_id"], heads["time_ns"], heads["lost"],
+                        heads["seq"] if has_seq else None, heads["at"], losses)  # fmt: skip
+
+    def _records(self, note: Note | None) -> Iterator[Array]:
+        """All snapshots with a connection, as records of blocks.HEAD and the file's own row. The
+        memory of some may be that of the next ones."""
+        self.placed = self._read = 0
         self.groups = Groups(self.settings())
         if isinstance(self.reader, Capture):
             return self._read_capture(self.reader, note)
         assert isinstance(self.reader, Logs)
         return self._read_logs(self.reader, note)
 
-    def _read_capture(self, capture: Capture, note: Note | None) -> Iterator[Snapshots]:
-        numbered = capture.seq_column
-        wanted = [*self.names, "time_ns", *([numbered.name] if numbered is not None else ())]
+    @property
+    def _kind(self) -> np.dtype[Any]:
+        if isinstance(self.reader, Capture):
+            return record_type(np.dtype(f"V{self.reader.entry_dtype.itemsize}"))
+        return record_type(self.reader.format.event(SNAPSHOT).dtype)
+
+    def _size(self) -> int:
+        """About how many bytes its records take; 0: nobody knows."""
+        is_psc = isinstance(self.reader, Capture)
+        return len(self.reader) * self._kind.itemsize if is_psc else 0
+
+    def _decoder(self) -> Callable[[Array, Any], tuple[dict[str, Array], dict[str, Array]]]:
+        """What makes columns of records, and their heads: of those at some places."""
+        kind, names = self._kind, list(self.names)
+        rows = np.empty(max(_CACHED_BYTES // kind.itemsize, 1), kind)
+        if isinstance(self.reader, Capture):
+            offset = kind.fields["row"][1] if kind.fields else 0
+            reader: Any = self.reader.column_reader(names, rows, offset)
+        else:
+            reader = FieldReader([rows["row"][name] for name in names])
+        plain = rows.view(f"V{kind.itemsize}")
+
+        def decode(records: Array, at: Any) -> tuple[dict[str, Array], dict[str, Array]]:
+            count = len(records) if isinstance(at, slice) else len(at)
+            found = [np.empty(count, dtype) for dtype in reader.dtypes]
+            heads = {name: np.empty(count, form) for name, form in HEAD}
+            source = records.view(plain.dtype)
+            for low in range(0, count, len(rows)):
+                high = min(low + len(rows), count)
+                some = slice(low, high)
+                if isinstance(at, slice):
+                    plain[: high - low] = source[some]
+                else:
+                    np.take(source, at[some], out=plain[: high - low], mode="clip")
+                reader.read(high - low, found, low)
+                for name, values in heads.items():
+                    values[some] = rows[name][: high - low]
+            return dict(zip(names, found, strict=True)), heads
+
+        return decode
+
+    def _read_capture(self, capture: Capture, note: Note | None) -> Iterator[Array]:
+        numbered, kind = capture.seq_column, self._kind
+        keys = [*_KEYS, "time_ns", *([numbered.name] if numbered is not None else ())]
+        reader = capture.column_reader(keys)
+        plain = reader.rows.view(kind["row"])
         losses = capture.count_losses()
         before = int(capture.seq(0, 1)[0]) - 1 if len(capture) else 0
         last_ns: int | None = None
-        for piece in capture.chunks():
-            columns = capture.columns(wanted, piece.start, piece.stop)
+        room = np.empty(min(len(capture), _PIECE_ROWS), kind)
+        for piece in capture.chunks(_PIECE_ROWS):
+            count = piece.stop - piece.start
+            records = room[:count]
+            found = [np.empty(count, dtype) for dtype in reader.dtypes]
+            for low in range(0, count, len(reader.rows)):
+                some = slice(low, min(low + len(reader.rows), count))
+                size = some.stop - low
+                capture.read_into(reader.rows[:size], piece.start + low)
+                reader.read(size, found, low)
+                records["row"][some] = plain[:size]
+            columns = dict(zip(keys, found, strict=True))
             if numbered is None or losses is None:
                 numbers = capture.seq(piece.start, piece.stop).astype(np.int64)
             else:
@@ -243,28 +330,52 @@ class Source:
                     self.groups.feed(entry)
             has_ports = (columns["lport"] | columns["rport"]) > 0
             is_record = _is_connection(columns) & (has_ports | ~is_control(columns["location"]))
-            whole = Snapshots(columns, times, lost, numbers)
-            yield whole if is_record.all() else whole.take(np.flatnonzero(is_record))
+            yield self._headed(records, is_record, columns["conn_id"], times, lost, numbers)
 
-    def _read_logs(self, logs: Logs, note: Note | None) -> Iterator[Snapshots]:
-        gaps = _Gaps(len(logs.readers) > 1, note)
+    def _read_logs(self, logs: Logs, note: Note | None) -> Iterator[Array]:
+        gaps, kind = _Gaps(len(logs.readers) > 1, note), self._kind
         for batch in merge_logs(logs.readers, note=gaps.add):
             lost = self.placed + np.cumsum(gaps.before(batch))
             self.placed = int(lost[-1])
             for _, part in facts_of(batch, GroupPart):
                 self.groups.feed(part)
             at = batch.where(SNAPSHOT)
-            rows = batch.rows(SNAPSHOT, at)
-            columns = {
-                name: np.ascontiguousarray(rows[name], rows[name].dtype.newbyteorder("="))
-                for name in self.names
-            }
-            keep = np.flatnonzero(_is_connection(columns))
-            yield Snapshots(
-                {name: values[keep] for name, values in columns.items()},
-                batch.times_ns[at][keep].astype(np.int64),
-                lost[at][keep],
-            )
+            records = np.empty(len(at), kind)
+            records["row"] = rows = batch.rows(SNAPSHOT, at)
+            columns = {name: _native(rows[name]) for name in _KEYS}
+            yield self._headed(records, _is_connection(columns), columns["conn_id"],
+                               batch.times_ns[at].astype(np.int64), lost[at], None)  # fmt: skip
+
+    def _headed(
+        self, records: Array, keep: Array, ids: Array, times_ns: Array, lost: Array,
+        seq: Array | None,
+    ) -> Array:  # fmt: skip
+        """The records that are to be kept, with their heads."""
+        for name, values in (("conn_id", ids), ("time_ns", times_ns), ("lost", lost),
+                             ("seq", 0 if seq is None else seq)):  # fmt: skip
+            records[name] = values
+        if not keep.all():
+            records = records.view(f"V{records.dtype.itemsize}")[keep].view(records.dtype)
+        records["at"] = np.arange(self._read, self._read + len(records))
+        self._read += len(records)
+        return records
+
+
+class FieldReader:
+    """Columns of rows of a log, as psc.values.ColumnReader reads those of PSC files."""
+
+    def __init__(self, views: Sequence[Array]) -> None:
+        self._views = views
+        self.dtypes = [view.dtype.newbyteorder("=") for view in views]
+
+    def read(self, count: int, out: Sequence[Array], low: int) -> None:
+        """Write the values of the first rows into the arrays, from this place on."""
+        for view, values in zip(self._views, out, strict=True):
+            values[low : low + count] = view[:count]
+
+
+def _native(values: Array) -> Array:
+    return np.ascontiguousarray(values, values.dtype.newbyteorder("="))
 
 
 def _tell(note: Note, times_ns: Array, missing: Array, before_ns: int | None) -> None:

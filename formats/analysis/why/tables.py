@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.blocks import Block
 from tcpkmon.formats.analysis.why.assemble import Table, connections_table, intervals_table
 from tcpkmon.formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, WHOLES
-from tcpkmon.formats.analysis.why.folding import fold
+from tcpkmon.formats.analysis.why.folding import Values, fold
 from tcpkmon.formats.analysis.why.intervals import INTERVAL, cut
 from tcpkmon.formats.analysis.why.snapshots import Source
 from tcpkmon.formats.base.arrow import import_pyarrow
@@ -43,28 +44,32 @@ def intervals(capture: Capture) -> Table:
     """
     found = _Rows()
     with opened(capture) as source:
-        for rows in cut(source.read()):
-            found.add(rows)
+        for block in source.blocks():
+            found.add(cut(block)[0], block)
     return found.table()
 
 
 def interval_tables(source: Source) -> Iterator[Table]:
-    """The table intervals in pieces, in bounded memory: those that ended in a piece of the file."""
-    for rows in cut(source.read()):
-        yield intervals_table(rows.__getitem__)
+    """The table intervals in pieces, in bounded memory: those of some connections each."""
+    for block in source.blocks():
+        yield intervals_table(cut(block)[0].__getitem__)
 
 
 def tables(capture: Capture, with_intervals: bool = True) -> tuple[Table, Table]:
     """Both tables, in one pass over the file. Without intervals, the second is empty."""
-    rows = _Rows()
+    rows, found = _Rows(), list[Values]()
     with opened(capture) as source:
-        found = fold(source.read(), rows.add if with_intervals else None)
+        for block in source.blocks():
+            values, some = fold(block)
+            found.append(values)
+            if with_intervals:
+                rows.add(some, block)
         about = source.about()
         reader = source.reader
         others = max(reader.lost - source.placed, 0)
         proven = not reader.damaged and not others
         told = connections_table(
-            found, about, proven, reader.complete, source.records("RETRANSMIT"),
+            found, source.names, about, proven, reader.complete, source.records("RETRANSMIT"),
             (source.placed, others),
         )  # fmt: skip
     return told, rows.table()
@@ -79,27 +84,28 @@ class _Rows:
     """Rows of INTERVAL, kept column by column: each is freed when it is in the table."""
 
     def __init__(self) -> None:
-        self._count = 0
-        self._columns = {
-            name: np.empty(0, INTERVAL[name]) for name in INTERVAL.names or () if name != "paceable"
+        self._seen: list[Array] = []
+        self._columns: dict[str, list[Array]] = {
+            name: [] for name in INTERVAL.names or () if name not in ("paceable", "place")
         }
 
-    def add(self, rows: Array) -> None:
-        """Some more."""
-        low, high = self._count, self._count + len(rows)
-        for name, column in self._columns.items():
-            if high > len(column):  # memory that is not written yet takes no room
-                self._columns[name] = np.empty(2 * high, column.dtype)
-                self._columns[name][:low] = column[:low]
-            self._columns[name][low:high] = rows[name]
-        self._count = high
+    def add(self, rows: Array, block: Block) -> None:
+        """Those of a block."""
+        self._seen.append(block.at[block.groups][rows["place"]])
+        for name, parts in self._columns.items():
+            parts.append(np.ascontiguousarray(rows[name]))
 
     def table(self) -> Table:
-        """Those of a connection together. Afterwards this is empty."""
-        order = np.argsort(self._columns.pop("place")[: self._count], kind="stable")
-        for name in self._columns:
-            self._columns[name] = self._columns[name][order]
-        return intervals_table(self._columns.__getitem__)
+        """Those of a connection together, the first one in the file first. Afterwards this is
+        empty."""
+        order = np.argsort(np.concatenate([np.zeros(0, np.int64), *self._seen]), kind="stable")
+
+        def column(name: str) -> Array:
+            parts = self._columns.pop(name)
+            return np.concatenate([np.zeros(0, INTERVAL[name]), *parts])[order]
+
+        whole = {name: column(name) for name in list(self._columns)}
+        return intervals_table(whole.__getitem__)
 
 
 def as_arrow(table: Table, names: str = "", whole: Collection[str] = _WHOLE) -> Any:

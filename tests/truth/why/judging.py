@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,9 @@ from tcpkmon.formats.analysis.doing import CPU_WAIT, RUNNING
 from tcpkmon.formats.analysis.why import (
     LIMITS,
     RECEIVING,
-    Cutter,
-    Grouped,
-    Snapshots,
     Source,
     connections,
+    cut,
     tables,
     waits,
 )
@@ -182,30 +180,22 @@ def _sums(
     the kernel noted in all."""
     has_notes = source.known.issuperset(NOTED)
     source.names = list(dict.fromkeys([*source.names, *(NOTED if has_notes else ())]))
-    cutter, noted = Cutter(), Noted()
+    noted = Noted()
     names = (*RECEIVING, "rx_none") if receiver else LIMITS
     sums = np.zeros((len(sharp), len(names)))
-    for piece in source.read():
-        mine = piece.take(np.flatnonzero(piece["conn_id"] == conn_id))
-        if not len(mine):
-            continue
-        kept = {name: values for name, values in mine.columns.items() if name not in leave_out}
-        seen = Snapshots(kept, mine.times_ns, mine.lost)
-        rows, steps = cutter.add_grouped(Grouped(seen, cutter.places))
+    for block in source.blocks(ids=np.array([conn_id], np.uint64)):
+        kept = {name: values for name, values in block.rows.items() if name not in leave_out}
+        rows, steps = cut(block.with_rows(kept))
         for number, times in enumerate(sharp):
             spans = _clipped(steps.start_ns, steps.end_ns, times)
             if has_notes:
-                noted.add(mine.columns, spans)
+                noted.add(block.rows, spans)
             if receiver:
                 assert steps.receiving is not None
                 known = steps.receiving % len(names)  # -1: rx_none
                 sums[number] += np.bincount(known, spans, len(names))
             else:
                 sums[number] += _of_rows(rows, times)
-    if not receiver:
-        last = cutter.finish()
-        for number, times in enumerate(sharp):
-            sums[number] += _of_rows(last, times)
     return sums, noted.shares()
 
 
@@ -254,7 +244,7 @@ class Noted:
     def __init__(self) -> None:
         self._total, self._sums = 0, dict.fromkeys((*_COUNTERS, *_FLAGS), 0)
 
-    def add(self, columns: dict[str, Any], spans: Any) -> None:
+    def add(self, columns: Mapping[str, Any], spans: Any) -> None:
         """The next snapshots of one connection, and their times within the sharp time."""
         self._total += int(spans.sum())
         inside = np.flatnonzero(spans)
