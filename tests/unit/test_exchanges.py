@@ -762,3 +762,27 @@ def test_a_capture_without_records_has_no_requests(tmp_path: Path) -> None:
     (last,) = tmp_path.rglob("*000003.pm")
     table = exchanges(last)
     assert len(table["conn_id"]) == len(table["total_ns"]) == 0
+
+
+@pytest.mark.parametrize("is_client, words", [
+    (True, "its own program asked for nothing more, 500 ms at the end, 50 % of the time"),
+    (False, "the client asked for nothing more, 500 ms at the end, 50 % of the time"),
+])  # fmt: skip
+def test_no_next_request_is_said_where_none_came(is_client: bool, words: str) -> None:
+    one = Connection(1, end_ns=1000 * MS, limit_ns={"idle": 1000 * MS}, laddr="10.0.0.1",
+                     raddr="10.0.0.2")  # fmt: skip
+    asked = {**ASKED, "think_ns": 0, "network_ns": 0}
+    found, share = Waited(is_client, asked, 0, 0, 500 * MS).told(one)
+    assert (found, share) == ([(0.5, words)], 0.5)
+
+
+def test_what_follows_the_last_answer_is_no_pause_before_a_request(tmp_path: Path) -> None:
+    one = Socket().open(1, active=True)
+    one.send(5, 100)
+    one.segment(6, 500)
+    one.receive(6, 500)
+    one.segment(100)  # nothing more until the end
+    path = write_requests(tmp_path / "a.pm", one)
+    done = CliRunner().invoke(why.command, [str(path)], standalone_mode=False)
+    assert "its own program asked for nothing more, " in done.output
+    assert "next request" not in done.output

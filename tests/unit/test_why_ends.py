@@ -93,6 +93,22 @@ def test_a_reset_comes_after_what_limited_it(reason: str, acked: int, words: str
     assert texts[-1] == words
 
 
+def test_time_after_a_reset_is_not_said_to_wait_for_an_end() -> None:
+    for reason, words in (("rst_received", "it was closing, or over already (reset by the peer)"),
+                          ("fin_local", "all was sent and the connection closed")):  # fmt: skip
+        _, texts = sentence(limit_ns={"closing": 8_000 * MS}, end_reason=reason, errno=0)
+        assert f"100 % of the time {words}" in texts[0]
+
+
+def test_a_connection_that_was_refused_is_not_so_long_opening() -> None:
+    values = {"limit_ns": {"opening": 45, "closing": 55}, "end_reason": "rst_received",
+              "errno": 111, "established": False}  # fmt: skip
+    _, texts = sentence(**values, syn_retrans=0)
+    assert len(texts) == 1 and texts[0].startswith("refused by the peer")
+    _, texts = sentence(**values, syn_retrans=2)
+    assert "opening (2 SYN sent again)" in texts[1]
+
+
 @pytest.mark.parametrize("reason", ["open", "fin_local", "fin_remote"])
 def test_orderly_ends_are_not_told(reason: str) -> None:
     _, texts = sentence(limit_ns={"rwnd": 8_000 * MS}, end_reason=reason)
@@ -251,3 +267,19 @@ def test_rates_while_it_was_paced_are_in_the_table() -> None:
     assert (one.pacing_rate_min, one.pacing_rate_max) == (1_000_000, 1_500_000)
     (one,) = tally([test_why.block_of(test_why.snapshots([0, 10, 20]))])
     assert (one.pacing_rate_min, one.pacing_rate_max) == (None, None)
+
+
+def test_an_idle_path_is_not_said_to_be_the_limit() -> None:
+    """A window that grows, without a loss or a queue, has met no limit of the path."""
+    limits = {"slow_start": 900 * MS, "cwnd": 100 * MS}
+    values = {"cwnd_max": 40, "min_rtt_us": 60, "srtt_p50_us": 70.0}
+    for queue, again, words in (
+        (20.0, 0, "it was still growing, so it had met no limit of the path"),
+        (20.0, 3, "the path is the limit"), (5000.0, 0, "the path is the limit"),
+        (None, 0, "the path is the limit"),
+    ):  # fmt: skip
+        _, texts = sentence(**values, limit_ns=limits, queue_p95_us=queue,
+                            segments_retransmitted=again)  # fmt: skip
+        assert words in texts[0]
+    _, texts = sentence(**values, limit_ns={"cwnd": 1000 * MS}, queue_p95_us=20.0)
+    assert "no loss and no queue shows a limit of the path" in texts[0]

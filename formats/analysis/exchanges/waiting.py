@@ -31,12 +31,14 @@ _FREE = ("idle", "app", "unknown", "closing")
 @dataclass(frozen=True)
 class Waited:
     """Of one end of a connection that asked or answered: sums over its exchanges, by the names of
-    their columns, and `count`; pause_ns, unanswered_ns: beside them, after the last one."""
+    their columns, and `count`; pause_ns: before each next one. unanswered_ns, after_ns: behind the
+    last one, from its request or its answer until the end or the close."""
 
     is_client: bool
     sums: Mapping[str, int]
     pause_ns: int
     unanswered_ns: int
+    after_ns: int = 0
 
     def told(self, one: Connection) -> tuple[list[tuple[float, str]], float]:
         """Sentences, each with its share of the time, the largest first; and the share of these and
@@ -54,7 +56,7 @@ class Waited:
         sends. While a window, a loss or Nagle's algorithm does, nobody can answer."""
         sums = self.sums
         found = {"think": sums["think_ns"], "unanswered": self.unanswered_ns,
-                 "pause": self.pause_ns, "read": 0, "network": 0}  # fmt: skip
+                 "pause": self.pause_ns, "after": self.after_ns, "read": 0, "network": 0}  # fmt: skip
         if self.is_client:
             found |= {"read": sums["read_ns"], "network": sums["network_ns"]}
         free = min(sum(one.limit_ns.get(name, 0) for name in _FREE), _duration(one))
@@ -67,12 +69,12 @@ class Waited:
 
     def _as_client(self, one: Connection) -> list[tuple[int, str, str]]:
         waits, count = self._waits(one), self.sums["count"]
-        think, pause, read, network, unanswered = (
-            waits[name] for name in ("think", "pause", "read", "network", "unanswered")
+        think, pause, after, read, network, unanswered = (
+            waits[name] for name in ("think", "pause", "after", "read", "network", "unanswered")
         )
         many = f"s of {count} requests" if count > 1 else ""
         # What is not acknowledged may be under way, or its ACK waits for the answer.
-        sure = one.limit_ns.get("idle", 0) - pause - read
+        sure = one.limit_ns.get("idle", 0) - pause - after - read
         whose = "" if 2 * sure >= think or is_local(one) else (
             ": its program, or the path, which may take longer than its shortest round trip"
         )  # fmt: skip
@@ -80,6 +82,7 @@ class Waited:
             (think, f"waited{self._long(think)} for the server's answer{many}",
              self._unsure(think, one) + whose),
             (pause, f"its own program paused {_time(pause)} before the next request", ""),
+            (after, f"its own program asked for nothing more, {_time(after)} at the end", ""),
             (read, f"its own program read the answers {_time(read)} late, together", ""),
             (network, f"waited {_time(network)} for the path's round trips", ""),
             (unanswered, f"waited {_time(unanswered)} at its end for an answer that did not come",
@@ -88,7 +91,9 @@ class Waited:
 
     def _as_server(self, one: Connection) -> list[tuple[int, str, str]]:
         waits, count = self._waits(one), self.sums["count"]
-        think, pause, unanswered = (waits[name] for name in ("think", "pause", "unanswered"))
+        think, pause, after, unanswered = (
+            waits[name] for name in ("think", "pause", "after", "unanswered")
+        )
         trips = min(count * 1000 * (one.min_rtt_us or 0), pause)
         path = f": the path's round trips are {_time(trips)} of that" * (
             trips >= _LEAST * pause and not is_local(one)
@@ -98,6 +103,7 @@ class Waited:
             (think, f"its own program took{self._long(think) or ' time'} to answer"
              + f" {count} requests" * (count > 1), self._unsure(think, one)),
             (pause, f"waited {_time(pause)} for the client's next request", path),
+            (after, f"the client asked for nothing more, {_time(after)} at the end", ""),
             (unanswered, f"its own program did not answer the last request, for "
              f"{_time(unanswered)}", rest),
         ]  # fmt: skip
@@ -180,8 +186,8 @@ class Asked:
             until = min(until, int(self._streams.closing[place]))
         rest = max(until - found["end_ns"], 0)
         unanswered = rest if found["asked_ns"] else 0
-        pause = found["wait_ns"] + rest - unanswered
-        return Waited(bool(self._streams.side[place] == CLIENT), found, pause, unanswered)
+        is_client = bool(self._streams.side[place] == CLIENT)
+        return Waited(is_client, found, found["wait_ns"], unanswered, rest - unanswered)
 
 
 def waited(source: Source, whole: Table, conn_ids: Array) -> Asked:

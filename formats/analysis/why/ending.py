@@ -62,6 +62,21 @@ def ending(one: Connection) -> str:
     return passed
 
 
+def closed_before(one: Connection) -> str:
+    """What the time in which nothing could be sent any more was."""
+    if kind := kind_of_end(one.end_reason, one.errno):
+        return f"it was closing, or over already ({kind}), and the socket was still there"
+    return (
+        "all was sent and the connection closed: the last data and the other side's end were "
+        "waited for"
+    )
+
+
+def is_refused(one: Connection) -> bool:
+    """Whether the peer refused it."""
+    return kind_of_end(one.end_reason, one.errno) == REFUSED
+
+
 def is_reset(one: Connection) -> bool:
     """Whether a connection that was established was reset: that says nothing of its speed."""
     return one.established and kind_of_end(one.end_reason, one.errno) in (RESET, _OWN)

@@ -44,7 +44,7 @@ def named(one: Connection) -> str:
         (one.retrans_ratio or 0) >= _LEAST_RATIO
         and one.recoveries >= _RECOVERIES
         and one.segments_retransmitted >= _BURST * one.recoveries
-        and _has_no_queue(one)
+        and has_no_queue(one)
     ):
         return _in_bursts(one)
     return ""
@@ -103,7 +103,7 @@ def _unanswered(one: Connection) -> str:
     )
 
 
-def _has_no_queue(one: Connection) -> bool:
+def has_no_queue(one: Connection) -> bool:
     """Whether round trips are as short as the path's."""
     if one.min_rtt_us is None or one.queue_p95_us is None:
         return False

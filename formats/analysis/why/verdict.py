@@ -9,9 +9,9 @@ from typing import Any
 
 from tcpkmon.formats.analysis.why import remedies
 from tcpkmon.formats.analysis.why.connections import Connection
-from tcpkmon.formats.analysis.why.ending import ending, is_reset, outside
+from tcpkmon.formats.analysis.why.ending import closed_before, ending, is_refused, is_reset, outside
 from tcpkmon.formats.analysis.why.limits import FAMILY
-from tcpkmon.formats.analysis.why.naming import named
+from tcpkmon.formats.analysis.why.naming import has_no_queue, named
 from tcpkmon.formats.analysis.why.peers import quiet_words, sender_words
 from tcpkmon.formats.analysis.why.queueing import bloat, late, queue_stands, reads_slowly
 from tcpkmon.formats.analysis.why.receiving import MOST_UNSCALED
@@ -54,6 +54,8 @@ def verdict(one: Connection, peer: Connection | None = None) -> list[str]:
         share = _sum(one.limit_ns, name) / total
         if name in ("app", "closing") and not (one.sends and one.established):
             continue  # it has nothing to send, and need not; its end may be closed for long
+        if name == "opening" and not one.syn_retrans and is_refused(one):
+            continue  # it never opened, and the answer came at once
         if name == "app" and share < _MINOR and not _is_main(one, name):
             continue  # as before the first write: that is no advice
         if name == "app" and one.requests and share <= one.requests_share + LEAST_SHARE:
@@ -214,7 +216,14 @@ def _cwnd(one: Connection) -> str:
                            f"{human_bytes(one.snd_wnd_fall)} behind")  # fmt: skip
         return text + ("The path serves in turns, as Wi-Fi and mobile networks do, or the receiver "
                        "delays them: capture there too")  # fmt: skip
-    text += f"the path is the limit, as {one.ca_name or 'its congestion control'} sees it"
+    if not one.segments_retransmitted and one.ca_name != "bbr" and has_no_queue(one):
+        if 2 * slow > one.share("cwnd"):
+            text += "it was still growing, so it had met no limit of the path"
+        else:
+            text += "no loss and no queue shows a limit of the path: it grew slowly, or marks " \
+                    "(ECN) or a clamp held it"
+    else:
+        text += f"the path is the limit, as {one.ca_name or 'its congestion control'} sees it"
     if slow > 0.5 and not again and one.duration_s < _SHORT_S:
         text += "; a short transfer is faster on a connection that was used before"
     return text
@@ -280,10 +289,7 @@ _SENTENCES: dict[str, Callable[[Connection], str]] = {
         f"the connection was opening ({one.syn_retrans} SYN sent again)"
         + (": is the other side there, and its backlog long enough?" if one.syn_retrans else "")
     ),
-    "closing": lambda one: (
-        "all was sent and the connection closed: the last data and the other side's end were "
-        "waited for"
-    ),
+    "closing": closed_before,
     "rto_wait": lambda one: (
         f"it waited for a timer that finds a loss ({one.rto_count} retransmission timeouts, "
         f"{one.loss_probes} loss probes): whole flights, the last segments, or what was sent "
