@@ -55,8 +55,10 @@ class Waited:
         """How long it waited for what [ns], by name: at most as long as nothing held back what it
         sends. While a window, a loss or Nagle's algorithm does, nobody can answer."""
         sums = self.sums
-        found = {"think": sums["think_ns"], "unanswered": self.unanswered_ns,
-                 "pause": self.pause_ns, "after": self.after_ns, "read": 0, "network": 0}  # fmt: skip
+        found = {
+            "think": sums["think_ns"], "unanswered": self.unanswered_ns, "pause": self.pause_ns,
+            "after": self.after_ns, "read": 0, "network": 0,
+        }  # fmt: skip
         if self.is_client:
             found |= {"read": sums["read_ns"], "network": sums["network_ns"]}
         free = min(sum(one.limit_ns.get(name, 0) for name in _FREE), _duration(one))
