@@ -7,8 +7,7 @@ A value is a whole number, or NONE. A break is a row without values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,71 +27,33 @@ VALUES = (
     ("srtt", "us"), ("min rtt", "us"),
 )  # fmt: skip
 _BINS = 2000
-_PENDING = 1 << 16
-
-
-@dataclass
-class Lost:
-    """Times in ns, CLOCK_MONOTONIC, between which records of the capture are missing."""
-
-    begin: Array
-    end: Array
-    missing: Array
 
 
 class Course:
-    """The rows of one connection between two times."""
+    """The rows of one connection between two times, at most so many."""
 
-    def __init__(self, begin_ns: int, end_ns: int) -> None:
+    def __init__(self, piece: why.Snapshots, begin_ns: int, end_ns: int, most: int) -> None:
         self._begin, self._span = begin_ns, max(end_ns - begin_ns, 1)
-        self.times: Array = np.empty(0, np.int64)
-        self.values: Array = np.empty((len(VALUES), 0), np.int32)
-        self._pieces: list[tuple[Array, Array]] = []
-        self._pending = 0
-        self.records = 0
-        self.marks: list[tuple[Array, Array, Array]] = []
-        self.rates = Rates(begin_ns, end_ns)
-        self._last: tuple[int, int] | None = None
-
-    def add(self, piece: why.Snapshots) -> None:
-        """The connection's next snapshots."""
         times, lost = piece.times_ns, piece.lost
-        values = np.stack(list(_values_of(piece)))
-        last_ns, last_lost = self._last or (int(times[0]), int(lost[0]))
-        at = np.flatnonzero(np.diff(lost, prepend=last_lost) > 0)
-        before = np.concatenate([[last_ns], times[:-1]])[at]
-        self._last = int(times[-1]), int(lost[-1])
-        self.records += len(times)
+        at = np.flatnonzero(np.diff(lost, prepend=lost[:1]) > 0)
+        before = times[at - 1]
+        self.records = len(times)
+        self.rates = Rates(begin_ns, end_ns)
         self.rates.add(piece, before, times[at])
+        self.marks: list[tuple[Array, Array, Array]] = []
         for number in INSTANTS:
             rows = np.flatnonzero(piece["location"] == number)
             if len(rows):
                 told = piece["callvalue"][rows].astype(np.int64)
                 self.marks.append((np.full(len(rows), number), times[rows], told))
-        self._pieces.append((np.insert(times, at, np.minimum(before + 1, times[at])),
-                             np.insert(values, at, NONE, axis=1)))  # fmt: skip
-        self._pending += len(times) + len(at)
-        if self._pending > _PENDING:
-            self._thin(_BINS)
-
-    def finish(self, most: int) -> None:
-        """Leave at most so many rows."""
+        self.times = np.insert(times, at, np.minimum(before + 1, times[at]))
+        self.values = np.insert(np.stack(list(_values_of(piece))), at, NONE, axis=1)
         bins = _BINS
-        if self._pending + len(self.times) > most:
-            self._thin(bins)
-        else:
-            self._join()
         while len(self.times) > most and bins > 8:
-            bins = bins * 4 // 5
             self._thin(bins)
-
-    def _join(self) -> None:
-        self.times = np.concatenate([self.times, *(one[0] for one in self._pieces)])
-        self.values = np.concatenate([self.values, *(one[1] for one in self._pieces)], axis=1)
-        self._pieces, self._pending = [], 0
+            bins = bins * 4 // 5
 
     def _thin(self, bins: int) -> None:
-        self._join()
         place = bins_of(self.times, self._begin, self._begin + self._span, bins)
         kept = thin(np.maximum.accumulate(place), self.values, self.values == NONE)
         self.times, self.values = self.times[kept], self.values[:, kept]
@@ -118,46 +79,28 @@ def _whole(values: Array, none: Array | None = None) -> Array:
 
 def read_courses(
     source: why.Source, spans: dict[int, tuple[int, int]], most: int
-) -> tuple[dict[int, Course], Lost]:
+) -> tuple[dict[int, Course], why.Losses]:
     """One pass over the capture. spans: first and last time of the connections that are wanted."""
-    courses = {conn: Course(*span) for conn, span in spans.items()}
-    wanted = np.array(sorted(spans), np.int64)
-    lost: list[tuple[Array, Array, Array]] = []
-    last_lost, last_ns = 0, -1
-    for piece in source.read():
-        if not len(piece):
-            continue
-        missing = np.diff(piece.lost, prepend=last_lost)
-        at = np.flatnonzero(missing > 0)
-        since = piece.times_ns[0] if last_ns < 0 else last_ns
-        lost.append((np.r_[since, piece.times_ns[:-1]][at], piece.times_ns[at], missing[at]))
-        last_lost, last_ns = int(piece.lost[-1]), int(piece.times_ns[-1])
-        ids = piece["conn_id"].astype(np.int64)
-        rows = np.flatnonzero(np.isin(ids, wanted))
-        for conn in np.unique(ids[rows]).tolist():
-            courses[conn].add(piece.take(rows[ids[rows] == conn]))
-    if source.placed > last_lost and last_ns >= 0:
-        tail = (last_ns, last_ns, source.placed - last_lost)
-        lost.append((np.array([tail[0]]), np.array([tail[1]]), np.array([tail[2]])))
-    for course in courses.values():
-        course.finish(most)
-    if not lost:
-        return courses, Lost(*(np.empty(0, np.int64) for _ in range(3)))
-    return courses, Lost(*(_all(parts) for parts in zip(*lost, strict=True)))
+    found: dict[int, Course] = {}
+    losses = why.Losses.join([])
+    for block in source.blocks(ids=np.array([*spans], np.uint64)):
+        losses = block.losses
+        for low, high in zip(block.groups.tolist(), (block.lasts + 1).tolist(), strict=True):
+            conn, mine = int(block["conn_id"][low]), slice(low, high)
+            columns = {name: values[mine] for name, values in block.rows.items()}
+            piece = why.Snapshots(columns, block.times_ns[mine], block.lost[mine])
+            found[conn] = Course(piece, *spans[conn], most)
+    return {conn: found[conn] for conn in spans if conn in found}, losses
 
 
-def _all(parts: Sequence[Array]) -> Array:
-    return np.concatenate(parts).astype(np.int64)
-
-
-def merge(lost: Lost, most: int) -> Lost:
+def merge(lost: why.Losses, most: int) -> why.Losses:
     """At most so many spans: those nearest to each other become one."""
-    if len(lost.begin) <= 1:
+    if len(lost.begin_ns) <= 1:
         return lost
-    order = np.argsort(lost.begin, kind="stable")
-    begin, missing = lost.begin[order], lost.missing[order]
-    end = np.maximum.accumulate(lost.end[order])
+    order = np.argsort(lost.begin_ns, kind="stable")
+    begin, missing = lost.begin_ns[order], lost.missing[order]
+    end = np.maximum.accumulate(lost.end_ns[order])
     between = begin[1:] - end[:-1]
     limit = 0 if len(between) < most else max(int(np.sort(between)[-most]), 0)
     at = np.flatnonzero(np.r_[True, between > limit])
-    return Lost(begin[at], np.maximum.reduceat(end, at), np.add.reduceat(missing, at))
+    return why.Losses(begin[at], np.maximum.reduceat(end, at), np.add.reduceat(missing, at))

@@ -122,8 +122,8 @@ def _add_connections(found: Report, paths: Sequence[Path], source: why.Source, m
         "begin_ns": begin, "start_ms": None if ahead is None else (begin + ahead) / 1e6,
         "values": VALUES, "none": NONE, "limits": list(why.LIMITS),
         "rates": RATES, "marks": {number: list(told) for number, told in INSTANTS.items()},
-        "lost": [_us(gaps.begin, begin), _us(gaps.end, begin), gaps.missing.tolist()],
-        "gaps": len(lost.begin), "unplaced": max(source.reader.lost - source.placed, 0),
+        "lost": [_us(gaps.begin_ns, begin), _us(gaps.end_ns, begin), gaps.missing.tolist()],
+        "gaps": len(lost.begin_ns), "unplaced": max(source.reader.lost - source.placed, 0),
         "connections": _rows(table, order[:_ROWS]), "count": found.count,
         "graphs": {
             str(conn): _graph(course, begin, runs, conn, spans[conn])

@@ -18,7 +18,7 @@ import tcpkmon
 from tcpkmon.formats.analysis import why
 from tcpkmon.formats.base.thinning import thin
 from tcpkmon.formats.commands import report as report_command
-from tcpkmon.formats.report.courses import NONE, VALUES, Lost, merge
+from tcpkmon.formats.report.courses import NONE, VALUES, merge
 from tcpkmon.formats.report.data import Report, collect
 from tcpkmon.formats.report.host import read_host
 from tcpkmon.formats.report.page import make_page
@@ -101,10 +101,11 @@ def test_between_breaks_of_a_bin_nothing_stays() -> None:
 
 
 def test_gaps_that_are_near_become_one() -> None:
-    lost = Lost(np.array([0, 100, 110, 500]), np.array([1, 101, 111, 501]), np.array([1, 2, 3, 4]))
+    lost = why.Losses(np.array([0, 100, 110, 500]), np.array([1, 101, 111, 501]),
+                      np.array([1, 2, 3, 4]))  # fmt: skip
     found = merge(lost, 3)
-    assert found.begin.tolist() == [0, 100, 500]
-    assert found.end.tolist() == [1, 111, 501]
+    assert found.begin_ns.tolist() == [0, 100, 500]
+    assert found.end_ns.tolist() == [1, 111, 501]
     assert found.missing.tolist() == [1, 5, 4]
     assert merge(lost, 10).missing.tolist() == [1, 2, 3, 4]
 

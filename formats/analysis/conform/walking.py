@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Walks through a capture: each record of a connection beside those before it that rules look at.
-
-Bounded memory: of each open connection at most nine records are kept from piece to piece.
 """
 
 from __future__ import annotations
@@ -13,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import is_one_of
+from tcpkmon.formats.analysis.blocks import Block
 from tcpkmon.formats.analysis.conform.rule import CUBIC, RENO, Array, Mask, Step
-from tcpkmon.formats.analysis.why import Snapshots, Source
-from tcpkmon.formats.analysis.why.grouping import joined
+from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.sequence import ahead_of
 from tcpkmon.formats.base.tcp import ARRIVED, CaState, Location, State
 
@@ -55,33 +54,21 @@ def walk(source: Source, doubt: bool = False, judged_as: int = 0) -> Iterator[Wa
     """The records of a source, of which the columns are chosen; in the capture's order within each
     connection. doubt: events of which nothing tells may be missing. judged_as: what `ca` of other
     algorithms is."""
-    kept: Snapshots | None = None
-    for piece in source.read():
-        old = 0 if kept is None else len(kept)
-        rows = piece if kept is None else joined([kept, piece])
-        order = np.argsort(rows["conn_id"], kind="stable")
-        rows, new = rows.take(order), order >= old
-        found = _Places(rows)
-        judged = np.flatnonzero(new & found.locked)
+    for block in source.blocks():
+        found = _Places(block)
+        judged = np.flatnonzero(found.locked)
         if len(judged):
-            yield _walked(rows, found, judged, doubt, judged_as)
-        kept = rows.take(found.keep())
+            yield _walked(block, found, judged, doubt, judged_as)
 
 
 class _Places:
-    """Rows sorted by connection; of each, the place of the rows before it, -1: there is none."""
+    """Of each row, the place of the rows before it, -1: there is none."""
 
-    def __init__(self, rows: Snapshots) -> None:
-        ids, location = rows["conn_id"], rows["location"]
-        self._count = len(ids)
-        begins = np.ones(len(ids), np.bool_)
-        begins[1:] = ids[1:] != ids[:-1]
-        self._begin = np.maximum.accumulate(np.where(begins, np.arange(len(ids)), 0))
-        self._last = np.flatnonzero(np.append(begins, True)[1:])
-        self.locked = np.isin(location, _LOCKED)
-        self.was = self._before(self.locked)
-        self._direct = np.where(begins, -1, np.arange(len(ids)) - 1)
-        self.after_rto = ~begins & (location[self._direct] == Location.RTO)
+    def __init__(self, rows: Block) -> None:
+        location = rows["location"]
+        self.locked = is_one_of(location, _LOCKED)
+        self.was = rows.before(rows.last(self.locked), -1)
+        self.after_rto = rows.before(location == Location.RTO, False)
         calm = (location == Location.CONG_STATE) & (rows["ca_state"] <= CaState.DISORDER)
         reduces = calm & np.isin(rows["callvalue"], (CaState.CWR, CaState.RECOVERY))
         safe = np.maximum(self.was, 0)
@@ -89,7 +76,7 @@ class _Places:
         undone = (location == Location.CWND_UNDO) | (
             self.locked & (self.was >= 0) & ~reduces & (threshold > threshold[safe])
         )
-        if "undo_marker" in rows.columns:  # an undo ends the search for another one
+        if "undo_marker" in rows.rows:  # an undo ends the search for another one
             marker = rows["undo_marker"]
             undone |= self.locked & (self.was >= 0) & ~reduces & (marker == 0) & (marker[safe] > 0)
         # What a loss probe mended is reacted to by the next window's first ACK, which begins and
@@ -98,44 +85,22 @@ class _Places:
         undone |= ends & (self.was >= 0) & (
             reduces[safe] & (rows["callvalue"][safe] == CaState.CWR)
         )  # fmt: skip
-        self._marks = reduces | undone
-        entry: Array = self._before(self._marks)
+        entry = rows.before(rows.last(reduces | undone), -1)
         self.entry = np.where((entry >= 0) & reduces[np.maximum(entry, 0)], entry, -1)
         opened = (self.was >= 0) & (location[safe] == Location.STATE_CHANGE)
         opened &= (rows["callvalue"][safe] == State.ESTABLISHED) & self.locked
-        self._opened = opened & (rows["state"] == State.ESTABLISHED)
-        self.first = self._before(self._opened)
-        self._gone = np.isin(ids, ids[location == Location.DESTROY])
-
-    def _before(self, chosen: Mask) -> Array:
-        """(n,) the last chosen row of its connection before each."""
-        at: Array = np.append(-1, np.where(chosen, np.arange(self._count), -1))
-        found: Array = np.maximum.accumulate(at[:-1])
-        return np.where(found >= self._begin, found, -1)
-
-    def keep(self) -> Array:
-        """The rows that the next piece looks at, each with the one before, which tells its kind."""
-        ends: Array = self._last[~self._gone[self._last]]
-        places: list[Array] = [ends]
-        for before, chosen in ((self.was, self.locked), (self._before(self._marks), self._marks),
-                               (self.first, self._opened)):  # fmt: skip
-            places.append(np.where(chosen[ends], ends, before[ends]))
-        kept: Array = np.concatenate(places)
-        kept = kept[kept >= 0]
-        last = np.where(self.locked[ends], ends, self.was[ends])
-        direct = np.where(last >= 0, self._direct[last], -1)
-        kept = np.concatenate([kept, self.was[kept], direct])
-        return np.unique(kept[kept >= 0])
+        opened &= rows["state"] == State.ESTABLISHED
+        self.first = rows.before(rows.last(opened), -1)
 
 
 def _walked(
-    rows: Snapshots, found: _Places, at: Array, doubt: bool, judged_as: int
+    rows: Block, found: _Places, at: Array, doubt: bool, judged_as: int
 ) -> Walked:
     columns = {
         name: values.astype(np.int64)
-        for name, values in rows.columns.items() if name not in _TEXTS
+        for name, values in rows.rows.items() if name not in _TEXTS
     }  # fmt: skip
-    if "ca_name" in rows.columns:
+    if "ca_name" in rows.rows:
         columns["ca"] = _algorithms(rows["ca_name"], judged_as)
     places = {"was": found.was[at], "entry": found.entry[at], "first": found.first[at]}
     of = {

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.arrays import Array, Mask, join, shifted
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why.snapshots import Snapshots
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.limits import MOST_CONNECTIONS
@@ -89,38 +88,12 @@ class Grouped:
         """(n,) of values of connections, (m,), that of each row's."""
         return np.repeat(values, self.lasts - self.firsts + 1)
 
-    def before(self, values: Array, kept: Array) -> Array:
-        """(n,) the value of the connection's row before each one, of its first row here what was
-        kept. That of its last row is kept now."""
-        found = shifted(values, self.firsts, kept[self.places])
-        kept[self.places] = values[self.lasts]
-        return found
-
-    def last(self, mask: Mask) -> Array:
-        """(n,) the connection's last row up to each one where it holds; -1: none."""
-        found = np.maximum.accumulate(np.where(mask, np.arange(len(mask)), -1))
-        return np.where(found >= self.spread(self.firsts), found, -1)
-
-    def held(self, mask: Mask, values: Array, kept: Array) -> Array:
-        """(n,) the value of the row of last(), else what was kept. That of the last row is kept
-        now."""
-        last = self.last(mask)
-        found = np.where(last >= 0, values[last], kept[self.of_row])
-        kept[self.places] = found[self.lasts]
-        return found
-
 
 def _narrow(ids: Array) -> Array:
     """Ids as 16 bits where they fit: numpy sorts those by radix."""
     least = ids.min()
     offsets = ids - least
     return offsets.astype(np.uint16) if offsets.max() < 1 << 16 else ids
-
-
-def joined(pieces: Sequence[Snapshots]) -> Snapshots:
-    """One piece behind the other, at least one; without their sequence numbers."""
-    own = join([{"times_ns": one.times_ns, "lost": one.lost} for one in pieces])
-    return Snapshots(join([one.columns for one in pieces]), **own)
 
 
 class Kept:
@@ -140,20 +113,6 @@ class Kept:
         self._fills[name] = fill
         self.values[name] = values = grown(values, len(self), fill)
         return values
-
-    def before(
-        self, piece: Grouped, now: Mapping[str, Array]
-    ) -> tuple[dict[str, Array], Array]:
-        """The values (n,) of the row before each one, and the rows without one, which have their
-        own."""
-        known = self.of("known", np.bool_)
-        new = piece.firsts[~known[piece.places]]
-        known[piece.places] = True
-        found = {}
-        for name, values in now.items():
-            found[name] = piece.before(values, self.of(name, values.dtype))
-            found[name][new] = values[new]
-        return found, new
 
     def grow(self) -> None:
         """All arrays get a row for each connection."""

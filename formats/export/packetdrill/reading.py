@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tcpkmon.formats.analysis.why import Source
+from tcpkmon.formats.analysis.why import Block, Source
 from tcpkmon.formats.base.errors import FileError, UsageError
 from tcpkmon.formats.base.limits import MOST_SCRIPT_RECORDS
 from tcpkmon.formats.base.ports import ANY, find_missing, match_ports, parse_connection
@@ -81,32 +81,29 @@ def read_connection(source: Source, connection: str) -> Recorded:
         raise FileError(f"{connection} are the ports of {len(mine)} connections in turn",
                         "tcpkmon cut leaves one: give --since and --until")  # fmt: skip
     # Its records from before it had its ports belong to it too: so the capture is read again.
-    pieces = [piece.take(np.flatnonzero(piece["conn_id"] == mine[0])) for piece in source.read()]
-    return _recorded(source, [piece for piece in pieces if len(piece)])
+    (block,) = source.blocks(ids=np.array(mine, np.uint64))
+    return _recorded(source, block)
 
 
-def _recorded(source: Source, pieces: list[Any]) -> Recorded:
-    count = sum(map(len, pieces))
+def _recorded(source: Source, block: Block) -> Recorded:
+    count = len(block)
     if count > MOST_SCRIPT_RECORDS:
         raise UsageError(f"the connection has {count:,} records, and a script at most "
                          f"{MOST_SCRIPT_RECORDS:,}",
                          "tcpkmon cut --since --until takes a part")  # fmt: skip
-    names: list[bytes] = []
-    rows: list[Row] = []
-    for piece in pieces:
-        columns = {
-            name: piece[name].astype(np.int64).tolist()
-            for name in NEEDED if name not in ("laddr", "raddr", "ca_name")
-        }  # fmt: skip
-        texts = [bytes(one).rstrip(b"\0") for one in
-                 np.ascontiguousarray(piece["ca_name"]).view("S16").ravel()]  # fmt: skip
-        names += [one for one in dict.fromkeys(texts) if one and one not in names]
-        columns["ca"] = [names.index(one) + 1 if one else 0 for one in texts]
-        columns["ns"], columns["lost"] = piece.times_ns.tolist(), piece.lost.tolist()
-        rows += [dict(zip(columns, values, strict=True))
-                 for values in zip(*columns.values(), strict=True)]  # fmt: skip
+    columns = {
+        name: block[name].astype(np.int64).tolist()
+        for name in NEEDED if name not in ("laddr", "raddr", "ca_name")
+    }  # fmt: skip
+    texts = [bytes(one).rstrip(b"\0") for one in
+             np.ascontiguousarray(block["ca_name"]).view("S16").ravel()]  # fmt: skip
+    names = [one for one in dict.fromkeys(texts) if one]
+    columns["ca"] = [names.index(one) + 1 if one else 0 for one in texts]
+    columns["ns"], columns["lost"] = block.times_ns.tolist(), block.lost.tolist()
+    rows: list[Row] = [dict(zip(columns, values, strict=True))
+                       for values in zip(*columns.values(), strict=True)]  # fmt: skip
     local, remote = (
-        address_of(np.ascontiguousarray(pieces[-1][name]).tobytes()[-16:])
+        address_of(np.ascontiguousarray(block[name]).tobytes()[-16:])
         for name in ("laddr", "raddr")
     )
     settings = source.settings()
