@@ -31,7 +31,7 @@ in Python and as SQL ([sql.md](sql.md)):
 | `snapshots` | a record of the schema tcp | of that schema |
 | `connections` | [a connection](connections.md) | with at least the default columns |
 | `intervals` | a time in which one limit held a connection | with at least the default columns |
-| `requests` | [a request and its answer](requests.md) | made with `--requests` |
+| `requests` | [a request and its answer](requests.md) | with the default columns or `--requests` |
 | `latency` | [a byte range on its way](latency.md) | Klogger logs of the schema magnet |
 | `ledger` | a CPU and location: attempts, losses by cause | all that have [a ledger](verify.md) |
 | `proof` | a file: what [`tcpkmon verify`](verify.md) says of it | all |

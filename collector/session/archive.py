@@ -32,7 +32,7 @@ def import_pyarrow() -> None:
     One of its allocators begins one otherwise, when it is loaded.
     """
     given = os.environ.get(_ALLOCATOR)
-    os.environ[_ALLOCATOR] = "background_thread:false"
+    os.environ[_ALLOCATOR] = ",".join(filter(None, (given, "background_thread:false")))
     try:
         import pyarrow.parquet  # noqa: F401
     finally:

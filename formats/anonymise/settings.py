@@ -61,6 +61,9 @@ def settings_of(found: Mapping[str, Any], who: Who, left_out: LeftOut) -> dict[s
                 left_out.key(name)
             continue
         made[name] = rule(who, value)
+        for key in who.unknown:
+            left_out.key(f"{name} {key}")
+        who.unknown.clear()
     earlier = found.get(NAME)
     before = earlier.get("replaced") if isinstance(earlier, dict) else None
     listed = {one for one in before if isinstance(one, str) and _KEY.fullmatch(one)} if isinstance(
@@ -176,6 +179,7 @@ def _table(**rules: Callable[[Who, Any], Any]) -> Callable[[Who, Any], Any]:
     def replace(who: Who, value: Any) -> Any:
         if not isinstance(value, dict):
             return None
+        who.unknown += [key for key in value if key not in rules]
         return {key: rules[key](who, one) for key, one in value.items() if key in rules}
 
     return replace

@@ -58,6 +58,8 @@ class Who:
 
     def __init__(self, key: bytes, replaced: frozenset[str]) -> None:
         self.replaced = replaced
+        self.unknown: list[str] = []
+        """Keys within the setting that is replaced now which have no rule: they are left out."""
         self._key = hmac.digest(key, b"tcpkmon names", "sha256")
         self._addresses = Addresses(key, "special" in replaced)
         self._aes = encryptor(hmac.digest(key, b"tcpkmon numbers", "sha256"))

@@ -17,11 +17,10 @@ from tcpkmon.formats.base import control as controls
 from tcpkmon.formats.base.byteorder import Endian, Rows, integers
 from tcpkmon.formats.base.errors import FileError, TcpkmonError
 from tcpkmon.formats.base.files import InputFile
-from tcpkmon.formats.base.limits import MOST_HEADER_BYTES
 from tcpkmon.formats.psc.columns import CLASSIC, CLASSIC_BYTES, Column, entry_dtype
 from tcpkmon.formats.psc.description import Description
 from tcpkmon.formats.psc.dumps import join
-from tcpkmon.formats.psc.header import HEADER_DAMAGED, decode_header
+from tcpkmon.formats.psc.header import HEADER_DAMAGED, read_header
 from tcpkmon.formats.psc.pieces import Piece, find_files, follow
 from tcpkmon.formats.psc.sequence import Losses
 from tcpkmon.formats.psc.values import ORDERS, ColumnReader
@@ -51,8 +50,7 @@ class Entries(InputFile, Description):
         InputFile.__init__(self, first)
         self._losses: Losses | None = None
         with self.reading_header():
-            found = self.read_at(0, min(self._size, MOST_HEADER_BYTES))
-            header, self.data_offset = decode_header(found, self._size)
+            header, self.data_offset = read_header(functools.partial(self.read_at, 0), self._size)
             """Where the entries of the (first) file begin."""
         self.path = Path(path)
         Description.__init__(self, self.path, header)

@@ -41,7 +41,7 @@ import json
 import struct
 import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,6 +95,7 @@ _FOREIGN = (
     (b"PERFILE2", "of perf record"),
 )  # fmt: skip
 _LOOKED_AT = 512
+_FIRST_BYTES = 1 << 18
 _CLOCK = struct.Struct(">QQQ")
 _U64_MAX = (1 << 64) - 1
 
@@ -299,6 +300,15 @@ def decode_header(data: bytes | memoryview, size: int) -> tuple[Header, int]:
         is_intact=all(_sealed(whole, at) == whole for at in checksums),
     )
     return header, stop
+
+
+def read_header(read: Callable[[int], bytes], size: int) -> tuple[Header, int]:
+    """decode_header() of a file of this size. read(n): its first n bytes. Few are read first: the
+    header is seldom longer."""
+    try:
+        return decode_header(read(min(size, _FIRST_BYTES)), size)
+    except DamagedError:
+        return decode_header(read(min(size, MOST_HEADER_BYTES)), size)
 
 
 def _foreign(begin: bytes) -> str:

@@ -7,17 +7,16 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from io import FileIO
 from pathlib import Path
 
 from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError
 from tcpkmon.formats.base.files import is_unpacked, read_head
-from tcpkmon.formats.base.limits import MOST_HEADER_BYTES
 from tcpkmon.formats.base.segments import find_capture, open_segment, order, place_of
-from tcpkmon.formats.psc.header import Header, decode_header
+from tcpkmon.formats.psc.header import Header, read_header
 
 SUFFIX = ".pm"
-_FIRST_BYTES = 1 << 18
 _ANY_BYTES = 1 << 62
 
 
@@ -56,11 +55,7 @@ def look(path: Path) -> Piece:
         file = open_segment(path)
         with file if not is_unpacked(file) else nullcontext():
             size = os.fstat(file.fileno()).st_size
-            try:
-                header, offset = decode_header(file.read(min(size, _FIRST_BYTES)), size)
-            except DamagedError:
-                file.seek(0)
-                header, offset = decode_header(file.read(min(size, MOST_HEADER_BYTES)), size)
+            header, offset = read_header(lambda count: os.pread(file.fileno(), count, 0), size)
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}") from error
     except DamagedError as error:
@@ -96,10 +91,7 @@ def _in(path: str | os.PathLike[str]) -> list[Path]:
 def place_at(path: Path) -> tuple[str, int]:
     """Capture and number of a segment; ("", 0) for a file that is none."""
     try:
-        try:
-            return capture_of(decode_header(read_head(path, _FIRST_BYTES), _ANY_BYTES)[0])
-        except DamagedError:
-            return capture_of(decode_header(read_head(path, MOST_HEADER_BYTES), _ANY_BYTES)[0])
+        return capture_of(read_header(partial(read_head, path), _ANY_BYTES)[0])
     except (TcpkmonError, OSError):
         return "", 0
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tcpkmon.formats.tables.records import (
     read_event,
 )
 from tcpkmon.formats.tables.shipped import GROUPS, SHIPPED
+from tcpkmon.formats.verify import Report
 
 SNAPSHOTS = "snapshots"
 _NEEDS = {
@@ -39,7 +41,7 @@ _NEEDS = {
     "intervals": "the schema tcp with at least the default columns",
     "groups": "the schema tcp with the column cgroup",
     "mptcp": "the schema tcp with the column mptcp_token",
-    "requests": "the schema tcp with --requests",
+    "requests": "the schema tcp with at least the default columns",
     "latency": "the schema magnet: collect --latency",
 }
 
@@ -50,6 +52,11 @@ class Opened:
 
     paths: tuple[Path, ...]
     reader: Reader
+
+    @cached_property
+    def reports(self) -> list[Report]:
+        """What verify says of its files: two tables are made of it. FileError."""
+        return reports_of(self.paths)
 
     @classmethod
     def of(cls, paths: Iterable[str | os.PathLike[str]]) -> Opened:
@@ -187,8 +194,8 @@ def _read_latency(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
 
 
 def _read_ledger(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
-    yield ledger_of(reports_of(opened.paths))
+    yield ledger_of(opened.reports)
 
 
 def _read_proof(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
-    yield proof_of(reports_of(opened.paths))
+    yield proof_of(opened.reports)

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import tcpkmon
 from tcpkmon.formats.anonymise import KINDS, Who, anonymise, choose, read_key
 from tcpkmon.formats.anonymise.addresses import SPECIAL_4, SPECIAL_6, Addresses, encryptor
-from tcpkmon.formats.anonymise.settings import schema_text
+from tcpkmon.formats.anonymise.settings import LeftOut, schema_text, settings_of
 from tcpkmon.formats.base import control
 from tcpkmon.formats.base.control import Mark
 from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError, UsageError
@@ -173,6 +173,14 @@ def test_numbers_and_ports_are_permuted() -> None:
     assert [someone.number("users", uid, 32) for uid in (0, (1 << 32) - 1)] == [0, (1 << 32) - 1]
     assert someone.number("cgroups", 1, 64) == 1
     assert who().port(40001) == 40001
+
+
+def test_a_key_within_a_setting_that_nobody_knows_is_said() -> None:
+    found = {"machine": {"cpu_model": "x", "rack": "secret"}, "reconcile": {"each": "60s"}}
+    left_out = LeftOut()
+    made = settings_of(found, who(), left_out)
+    assert made["machine"] == {"cpu_model": "x"}
+    assert left_out.names == ["machine rack"] == made["anonymised"]["left_out"]
 
 
 @pytest.mark.parametrize("order", ["whole", "cut", "flipped"])

@@ -28,6 +28,27 @@ from tests.unit.makers import CPUS, index_of, make
 
 pyarrow = pytest.importorskip("pyarrow")
 
+_SEES = """
+import os, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pyarrow":
+            print(os.environ["JE_ARROW_MALLOC_CONF"])
+sys.meta_path.insert(0, Finder())
+from tcpkmon.collector.session.archive import import_pyarrow
+import_pyarrow()
+print(os.environ.get("JE_ARROW_MALLOC_CONF"))
+"""
+
+
+@pytest.mark.parametrize("given", ["", "dirty_decay_ms:0"])
+def test_the_allocator_keeps_what_the_user_chose(given: str) -> None:
+    chosen = {"JE_ARROW_MALLOC_CONF": given} if given else {}
+    done = subprocess.run([sys.executable, "-c", _SEES], capture_output=True, text=True,
+                          timeout=60, check=True, env={**os.environ, **chosen})  # fmt: skip
+    seen = ",".join(filter(None, [given, "background_thread:false"]))
+    assert done.stdout.split() == [seen, given or "None"]
+
 def archive(folder: Path) -> list[str]:
     """Archive all segments as the capture does; the names that are left."""
     names = sorted(path.name for path in folder.glob("*.pm"))

@@ -19,6 +19,7 @@ from tcpkmon.formats.psc.header import (
     Header,
     decode_header,
     encode_header,
+    read_header,
     writer_header,
 )
 from tests.unit.psc_samples import END, describe, entry_size, from_hex, record
@@ -195,6 +196,19 @@ def test_header_of_nearly_16_mib_is_read() -> None:
     big = record(9, bytes(65531))
     data = big * ((16 << 20) // len(big) - 1) + entry_size(4) + SEQ + END
     assert len(decode(data).extras[9]) == 255
+
+
+def test_little_is_read_of_a_file_with_a_short_header() -> None:
+    big = record(9, bytes(65531))
+    for more, counts in ((b"", [1 << 18]), (big * 5, [1 << 18, 16 << 20])):
+        data, read = more + entry_size(4) + SEQ + END, []
+
+        def first(count: int, data: bytes = data, read: list[int] = read) -> bytes:
+            read.append(count)
+            return data[:count]
+
+        assert read_header(first, 1 << 30)[1] == len(data)
+        assert read == counts
 
 
 @given(st.binary(max_size=200))

@@ -16,7 +16,7 @@ from tcpkmon.collector.plan.columns import EVENT, load_schema
 from tcpkmon.formats.base.analysed import Analysed
 from tcpkmon.formats.klogger.logs import open_logs
 from tcpkmon.formats.psc.reader import Capture
-from tcpkmon.formats.tables import SHIPPED, Opened, snapshot_columns, views_of
+from tcpkmon.formats.tables import SHIPPED, Opened, snapshot_columns, views, views_of
 from tests.kept.make import unpack
 from tests.unit.klogger_samples import ROOT
 from tests.unit.log_builder import clean_log
@@ -109,6 +109,18 @@ def test_a_log_has_the_snapshots_of_a_file(tmp_path: Path) -> None:
     ahead = table["time"].cast(pyarrow.int64()).to_numpy() - times // 1000
     assert np.ptp(ahead) < 1000  # microseconds, of one clock pair to the next
     assert "SEGMENT_RECEIVED" in table["location"].to_pylist()
+
+
+def test_ledger_and_proof_are_of_one_verify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, read = capture_of("psc-plain", tmp_path), []
+    real = views.reports_of
+    monkeypatch.setattr(views, "reports_of", lambda paths: read.append(paths) or real(paths))
+    opened = views.Opened.of([path])
+    for name in ("ledger", "proof", "ledger"):
+        assert views.table_of(opened, name).num_rows
+    assert len(read) == 1
 
 
 @pytest.mark.parametrize("name", ["psc-lossy", "psc-rotated", "klogger-rotated", "klogger-lossy"])

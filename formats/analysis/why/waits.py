@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 from tcpkmon.formats.analysis.doing import CPU_WAIT, DOING, RUNNING, Doing
 from tcpkmon.formats.analysis.gather import EventTable, gather
 from tcpkmon.formats.analysis.log import open_log
-from tcpkmon.formats.analysis.stalls import find_stalls
+from tcpkmon.formats.analysis.stalls import Stall, find_stalls
 from tcpkmon.formats.analysis.why.assemble import Table
 from tcpkmon.formats.analysis.why.snapshots import Source
 from tcpkmon.formats.base.tcp import Location
@@ -102,7 +103,9 @@ def waits(
         classes = log.format.enums.get("sleep_class", {})
         doing = Doing(data["SLEEP"], data["ADD_TO_RUNQ"], data["SCHEDIN"], data["SCHEDOUT"],
                       classes)  # fmt: skip
-        stalls = find_stalls(log)
+        stalls: defaultdict[int, list[Stall]] = defaultdict(list)
+        for stall in find_stalls(log):
+            stalls[stall.conn_id].append(stall)
     callers = _callers(data["SNAPSHOT"], data["SCHEDIN"])
     found = []
     order = np.argsort(intervals["conn_id"], kind="stable")
@@ -118,8 +121,7 @@ def waits(
             why: (mine["start_ns"][chosen], mine["end_ns"][chosen])
             for why in ("app", "unknown") if sends and (chosen := mine["family"] == why).any()
         }  # fmt: skip
-        stalled = [stall for stall in stalls if stall.conn_id == conn_id]
-        if stalled:
+        if stalled := stalls.get(conn_id):
             starts, stops = zip(*((one.start_ns, one.stop_ns) for one in stalled), strict=True)
             spans["reader"] = (np.array(starts), np.array(stops))
         if not row["pid"] > 0:
