@@ -38,13 +38,14 @@ def ending(one: Connection) -> str:
     peer = endpoint(one.raddr, one.rport)
     name = errno.errorcode.get(one.errno, str(one.errno))
     told = f" ({name}: {os.strerror(one.errno)})" if one.errno else ""
+    tries = f" ({one.syn_retrans + 1} SYN sent)" if one.syn_retrans else ""
     if kind == REFUSED:
         return (
-            f"{kind}{told}: a RST of {peer} answered the SYN. Look whether a server listens there, "
+            f"{kind}{told}: a RST of {peer} answered the SYN{tries}. Look whether a server listens there, "
             "or a firewall rejects it"
         )
     if not one.established:
-        return f"{kind}{told}: the connection to {peer} was never established"
+        return f"{kind}{told}: the connection to {peer} was never established{tries}"
     passed = (
         f"{kind} after {human_bytes(one.bytes_sent)} sent and {human_bytes(one.bytes_received)} "
         f"received{told}"
@@ -59,6 +60,11 @@ def ending(one: Connection) -> str:
             f"{passed}: its program closed it with data unread or with SO_LINGER 0, or data came "
             "after its close"
         )
+    if died_idle(one):
+        return (
+            f"{passed} with nothing unacknowledged: the probes of keepalive had no answer, so the "
+            "peer is gone, or the path to it"
+        )
     return passed
 
 
@@ -72,9 +78,10 @@ def closed_before(one: Connection) -> str:
     )
 
 
-def is_refused(one: Connection) -> bool:
-    """Whether the peer refused it."""
-    return kind_of_end(one.end_reason, one.errno) == REFUSED
+def died_idle(one: Connection) -> bool:
+    """Whether a timeout ended it while all that was sent was acknowledged."""
+    is_timeout = kind_of_end(one.end_reason, one.errno) == _TIMED_OUT
+    return is_timeout and one.established and one.bytes_sent <= one.bytes_acked
 
 
 def is_reset(one: Connection) -> bool:

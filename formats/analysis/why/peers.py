@@ -67,7 +67,7 @@ def sender_words(peer: Connection | None, otherwise: str) -> str:
     if peer is None:
         return otherwise
     ends = f"{endpoint(peer.laddr, peer.lport)} -> {endpoint(peer.raddr, peer.rport)}"
-    return f": its sender is in this capture: {ends}"
+    return f". Its sender is in this capture: see {ends}"
 
 
 def quiet_words(one: Connection, peer: Connection | None) -> str:

@@ -125,9 +125,15 @@ def pacing(one: Connection) -> str:
         )
     if one.ca_name == "bbr":
         return "it was paced by bbr: the path is the limit, as bbr sees it, or SO_MAX_PACING_RATE"
+    default = one.sysctl.get("net.ipv4.tcp_congestion_control")
+    if one.ca_name and default == "bbr":
+        return (
+            "it was paced: by SO_MAX_PACING_RATE of the application, by the qdisc fq, or since it "
+            "began with bbr, this host's default: a socket that bbr paced stays paced"
+        )
     if one.ca_name:
         return "it was paced: by SO_MAX_PACING_RATE of the application, or by the qdisc fq"
-    if one.sysctl.get("net.ipv4.tcp_congestion_control") == "bbr":
+    if default == "bbr":
         return (
             "it was paced, by bbr where it uses this host's default "
             "(net.ipv4.tcp_congestion_control): then the path is the limit, as bbr sees it; the "

@@ -9,7 +9,14 @@ from typing import Any
 
 from tcpkmon.formats.analysis.why import remedies
 from tcpkmon.formats.analysis.why.connections import Connection
-from tcpkmon.formats.analysis.why.ending import closed_before, ending, is_refused, is_reset, outside
+from tcpkmon.formats.analysis.why.ending import (
+    closed_before,
+    died_idle,
+    ending,
+    is_reset,
+    kind_of_end,
+    outside,
+)
 from tcpkmon.formats.analysis.why.limits import FAMILY
 from tcpkmon.formats.analysis.why.naming import has_no_queue, named
 from tcpkmon.formats.analysis.why.peers import quiet_words, sender_words
@@ -50,12 +57,13 @@ def verdict(one: Connection, peer: Connection | None = None) -> list[str]:
     """
     found: list[tuple[float, str]] = []
     total = sum(one.limit_ns.values())
+    has_end = bool(kind_of_end(one.end_reason, one.errno))
     for name in dict.fromkeys(PART_OF.get(name, name) for name in one.limit_ns):
         share = _sum(one.limit_ns, name) / total
         if name in ("app", "closing") and not (one.sends and one.established):
             continue  # it has nothing to send, and need not; its end may be closed for long
-        if name == "opening" and not one.syn_retrans and is_refused(one):
-            continue  # it never opened, and the answer came at once
+        if name == "opening" and has_end:
+            continue  # how it ended says it
         if name == "app" and share < _MINOR and not _is_main(one, name):
             continue  # as before the first write: that is no advice
         if name == "app" and one.requests and share <= one.requests_share + LEAST_SHARE:
@@ -148,7 +156,8 @@ def _app(one: Connection) -> str:
     text = "the application had nothing to send"
     if idle >= LEAST_SHARE:
         text += f" ({100 * idle:.0f} % with nothing in flight)"
-    return text + (": look at the sender's program, not at the network" * _is_main(one, "app"))
+    is_main = _is_main(one, "app") and not died_idle(one)
+    return text + ": look at the sender's program, not at the network" * is_main
 
 
 def _rwnd(one: Connection, peer: Connection | None) -> str:
@@ -162,6 +171,12 @@ def _rwnd(one: Connection, peer: Connection | None) -> str:
     zero = one.share("zero_window")
     shut = f", {100 * zero:.0f} % with a window of 0" if zero >= 0.01 else ""
     text = f"limited by the receiver's window (at most {window}{shut}{more}): "
+    if peer is not None and max(peer.receiving_ns, key=peer.receiving_ns.__getitem__,
+                                default="") == "rx_app":  # fmt: skip
+        return text + (
+            f"the program there reads too slowly, it was up to "
+            f"{human_bytes(peer.reader_behind_max)} behind; a larger buffer only hides pauses"
+        )
     limited_us = _sum(one.limit_ns, "rwnd") / 1000
     if reads_slowly(one, limited_us):
         return text + (
@@ -297,6 +312,8 @@ _SENTENCES: dict[str, Callable[[Connection], str]] = {
     ),
     "recovery": lambda one: (
         f"it recovered from loss ({_again(one)}): the path drops or reorders packets"
+        + ", or this host's own queue drops them (tc -s qdisc)"
+        * (one.share("tsq") >= LEAST_SHARE and one.sends)
     ),
     "sndbuf": _sndbuf,
     "app": _app,
