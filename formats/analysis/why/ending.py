@@ -41,8 +41,8 @@ def ending(one: Connection) -> str:
     tries = f" ({one.syn_retrans + 1} SYN sent)" if one.syn_retrans else ""
     if kind == REFUSED:
         return (
-            f"{kind}{told}: a RST of {peer} answered the SYN{tries}. Look whether a server listens there, "
-            "or a firewall rejects it"
+            f"{kind}{told}: a RST of {peer} answered the SYN{tries}. Look whether a server "
+            "listens there, or a firewall rejects it"
         )
     if not one.established:
         return f"{kind}{told}: the connection to {peer} was never established{tries}"
