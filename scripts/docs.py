@@ -105,6 +105,7 @@ CONTROL_CALLVALUES = {
     "difference",
     "CGROUP": "part x 65536 + parts",
     "UNSEEN": "0",
+    "DROP_PLACE": "its number, from 1",
 }
 
 

@@ -16,10 +16,6 @@ struct sock_common;
 #define NETWORK_AF_INET6     10
 #define NETWORK_STREAM       1
 #define NETWORK_DGRAM        2
-#define NETWORK_ICMP         1
-#define NETWORK_TCP          6
-#define NETWORK_UDP          17
-#define NETWORK_ICMPV6       58
 #define NETWORK_ESTABLISHED  1
 #define NETWORK_SYN_SENT     2
 #define NETWORK_SYN_RECV     3

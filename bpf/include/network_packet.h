@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Parses the headers of packets: for network.bpf.c. */
+/* Parses the headers of packets: for network.bpf.c and tcp.bpf.c. */
+#define NETWORK_ICMP           1
+#define NETWORK_TCP            6
+#define NETWORK_UDP            17
+#define NETWORK_ICMPV6         58
 #define NETWORK_WIRE_V4        0x0800
 #define NETWORK_WIRE_V6        0x86dd
 #define NETWORK_FRAGMENT       44

@@ -496,10 +496,18 @@ static __always_inline void fill_socket(const int direct, const int watched, str
 
 /* Fills the segment's columns; returns the value for callvalue. */
 static __always_inline u32 fill_segment(const int direct, const int watched, struct sk_buff *skb,
-                                        u8 *entry, u32 callvalue, const u32 flags) {
+                                        const struct segment *segment, u8 *entry, u32 callvalue,
+                                        const u32 flags) {
     struct tcp_skb_cb copy, *control = &copy;
     u32 seq, payload, bits;
 
+    if ((flags & DROPPED) && segment) {
+        SET(seg_seq, segment->seq);
+        SET(seg_ack, segment->ack);
+        SET(seg_len, segment->len);
+        SET(seg_flags, segment->bits);
+        return callvalue;
+    }
     if (!(flags & SEGMENT) || !skb) {
         SET(seg_seq, 0);
         SET(seg_ack, 0);
@@ -552,8 +560,9 @@ static __always_inline void fill_ends(const int watched, struct endpoints *ends,
 
 /* Fills all columns but those of commit(). tp is null where there is no full socket. */
 static __always_inline void fill(const int direct, const int watched, struct sock *sk,
-                                 struct tcp_sock *tp, struct sk_buff *skb, u32 callvalue,
-                                 const u32 flags, struct endpoints *ends, struct identity *who,
+                                 struct tcp_sock *tp, struct sk_buff *skb,
+                                 const struct segment *segment, u32 callvalue, const u32 flags,
+                                 struct endpoints *ends, struct identity *who,
                                  struct connection *connection, u8 *entry) {
     if (tp) {
         fill_socket(direct, watched, tp, entry);
@@ -569,7 +578,7 @@ static __always_inline void fill(const int direct, const int watched, struct soc
         SET(uid, ~0u);
     }
     fill_ends(watched, ends, entry);
-    callvalue = fill_segment(direct, watched, skb, entry, callvalue, flags);
+    callvalue = fill_segment(direct, watched, skb, segment, entry, callvalue, flags);
     if (HAS(seg_len) && (flags & HANDSHAKE) && tp)
         SET(seg_len, data_of_syn(tp, ends->state));
     SET(callvalue, callvalue);

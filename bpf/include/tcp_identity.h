@@ -140,42 +140,6 @@ static __always_inline void read_ends(const int direct, struct sock_common *skc,
     }
 }
 
-/* Fills in the ends from a received packet, whose source is the remote end. */
-static __always_inline int endpoints_of_packet(struct sk_buff *skb, struct endpoints *ends) {
-    u8 *head = READ(0, skb, head);
-    u16 transport = READ(0, skb, transport_header);
-    u16 network = READ(0, skb, network_header);
-    u16 ports[2];
-    u32 v4[2];
-    u8 version = 0;
-
-    if (transport == 0xffff || network == 0xffff)
-        return 0;
-    bpf_probe_read_kernel(ports, sizeof(ports), head + transport);
-    bpf_probe_read_kernel(&version, 1, head + network);
-    ends->rport = bpf_ntohs(ports[0]);
-    ends->lport = bpf_ntohs(ports[1]);
-    if (version >> 4 == 6) {
-        ends->family = FAMILY_V6;
-        bpf_probe_read_kernel(ends->raddr, 16, head + network + 8);
-        bpf_probe_read_kernel(ends->laddr, 16, head + network + 24);
-    } else {
-        ends->family = FAMILY_V4;
-        bpf_probe_read_kernel(v4, sizeof(v4), head + network + 12);
-        map_v4(ends->raddr, v4[0]);
-        map_v4(ends->laddr, v4[1]);
-    }
-    ends->state = 0;
-    ends->netns = 0;
-#ifdef HAVE_net_device_nd_net
-    struct net_device *device = READ(0, skb, dev);
-
-    if (device)
-        ends->netns = cookie_of(0, READ(0, device, nd_net.net));
-#endif
-    return 1;
-}
-
 static __always_inline int in_cgroup(struct sock *sk, u32 level) {
 #ifdef HAVE_sock_sk_cgrp_data
     struct cgroup *group = READ(0, sk, sk_cgrp_data.cgroup);

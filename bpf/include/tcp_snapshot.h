@@ -67,16 +67,21 @@ static __always_inline int classify(const int direct, const u32 location, struct
 static __always_inline int passes(const int direct, const struct filter_settings *settings,
                                   u32 filters, struct sock *sk, struct sk_buff *skb,
                                   const u32 flags, const struct socket_view *view,
-                                  struct endpoints *ends) {
+                                  const struct segment *segment, struct endpoints *ends) {
     const int packet = flags & PACKET;
 
     if (!packet) {
         read_ends(direct, view->skc, view->restored, ends);
     } else {
-        if (!skb || !endpoints_of_packet(skb, ends) || !filter_ports_of(filters, ends))
+        if (!segment || !segment->addressed)
             return 0;
-        if (sk)
+        ends_of_segment(skb, segment, flags & DROPPED && segment->sent, ends);
+        if (!filter_ports_of(filters, ends))
+            return 0;
+        if (sk) {
+            ends->state = STATE_LISTEN;
             ends->netns = cookie_of(0, READ(0, sk, __sk_common.skc_net.net));
+        }
     }
     if (filters & ~FILTER_ANY_PORTS) {
         if (!filter_addresses_of(filters, ends))
@@ -105,7 +110,10 @@ static __always_inline int is_followed(u64 key, const u32 flags, const struct en
             end_identity(key);
         return 0;
     }
-    return flags & FRESH ? has_listener(ends) : connection != 0;
+    /* A packet that found no socket may be for a listener. */
+    if ((flags & FRESH) || ((flags & PACKET) && !connection))
+        return has_listener(ends);
+    return connection != 0;
 }
 
 /*
@@ -217,14 +225,15 @@ static __always_inline struct tcp_sock *full_socket(const int direct, const u32 
 
 /* Stores the connection's watched values; with --when-changed, whether the event is recorded. */
 static __always_inline int has_changed(const int direct, struct sock *sk, struct tcp_sock *tp,
-                                       struct sk_buff *skb, u32 callvalue, const u32 flags,
-                                       struct endpoints *ends, struct identity *who,
-                                       struct connection *connection, struct klogger_watch *watch) {
+                                       struct sk_buff *skb, const struct segment *segment,
+                                       u32 callvalue, const u32 flags, struct endpoints *ends,
+                                       struct identity *who, struct connection *connection,
+                                       struct klogger_watch *watch) {
 #if KLOGGER_WATCHING
     u32 now[KLOGGER_WATCHING] = {};
 
     if (watch) {
-        fill(direct, 1, sk, tp, skb, callvalue, flags, ends, who, connection, (u8 *)now);
+        fill(direct, 1, sk, tp, skb, segment, callvalue, flags, ends, who, connection, (u8 *)now);
         return klogger_watch_changed(watch, now) || !(flags & CHANGES) || !watch->recorded;
     }
 #endif
@@ -275,11 +284,12 @@ static __always_inline struct klogger_watch *watch_now(struct klogger_watch *wat
  * Records a snapshot: classifies the socket, checks the filters, identifies the connection, fills
  * the record and commits it. sk is a full socket, a request or a time-wait socket; with PACKET it
  * is a listener or null. Without PACKET do not compare it with null: the verifier of 6.1 would then
- * refuse the loads after it ("same insn cannot be used with different pointers").
+ * refuse the loads after it ("same insn cannot be used with different pointers"). segment: of a
+ * packet, with PACKET and DROPPED.
  */
-static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const int direct,
-                                     const u32 location, struct sock *sk, struct sk_buff *skb,
-                                     u32 callvalue, const u32 flags) {
+static __always_inline void record(void *ctx, struct klogger_cpu *cpu, const int direct,
+                                   const u32 location, struct sock *sk, struct sk_buff *skb,
+                                   const struct segment *segment, u32 callvalue, const u32 flags) {
     const u32 row = location == LOCATION_EXISTING ? 0 : location % LOCATION_ROWS;
     struct klogger_account *account = &cpu->accounts[row];
     u64 common[(sizeof(struct sock_common) + 7) / 8];
@@ -310,7 +320,7 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         goto out;
     if (!unrecorded)
         klogger_count(account->attempts);
-    if (!wanted || !passes(direct, settings, filters, sk, skb, flags, &view, &ends))
+    if (!wanted || !passes(direct, settings, filters, sk, skb, flags, &view, segment, &ends))
         goto left_out;
     found = identify(direct, location, filters, sk, flags, &view, &ends, &account->table_full,
                      unrecorded, &who, &connection, &watch);
@@ -331,11 +341,11 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         goto out;
     }
     tp = full_socket(direct, location, sk, flags, &view, slot);
-    if (has_changed(direct, sk, tp, skb, callvalue, flags, &ends, &who, connection, watch)) {
+    if (has_changed(direct, sk, tp, skb, segment, callvalue, flags, &ends, &who, connection, watch)) {
         entry = klogger_reserve(cpu, row, &place);
         remember(watch, entry);
         if (entry) {
-            fill(direct, 0, sk, tp, skb, callvalue, flags, &ends, &who, connection, entry);
+            fill(direct, 0, sk, tp, skb, segment, callvalue, flags, &ends, &who, connection, entry);
             commit(ctx, cpu, account, &place, location);
         }
     } else {
@@ -357,6 +367,13 @@ left_out:
         klogger_count(account->filtered);
     if (flags & (LAST | FRESH))
         end_identity((u64)sk);
+}
+
+/* As record(), of a socket. */
+static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const int direct,
+                                     const u32 location, struct sock *sk, struct sk_buff *skb,
+                                     u32 callvalue, const u32 flags) {
+    record(ctx, cpu, direct, location, sk, skb, 0, callvalue, flags);
 }
 
 /* A listener of a process of --pid, which was there before the capture. */

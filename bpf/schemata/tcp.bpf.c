@@ -45,13 +45,16 @@ enum skb_drop_reason;
 #define NO_RECORD 256  /* updates identity and owner, and records nothing */
 #define HANDSHAKE 512  /* seg_len is the data that the SYN carried */
 #define LISTENS   1024 /* the socket begins to listen */
+#define DROPPED   2048 /* the packet was dropped: its segment is recorded */
 
+#include "network_packet.h"
 #include "tcp_known.h"
 #include "tcp_identity.h"
+#include "tcp_dropped.h"
 #include "tcp_columns.h"
 #include "tcp_snapshot.h"
 
-#if USE_segment_received && USE_rcvq_full && ARGUMENTS_kfree_skb < 4
+#if USE_segment_received && USE_dropped && ARGUMENTS_kfree_skb < 4
 /* Before 6.11 the tracepoint lacks the socket of a dropped segment. It is that of the last segment
  * that arrived on this CPU.
  */
@@ -188,10 +191,14 @@ PROBE(reset_sent, "RESET_SENT", "btf:tcp_send_reset raw:tcp_send_reset")
     reason = ARG(2);
 #endif
     /* A listener sends a reset where there is no connection: the ends are in the packet. */
-    if (sk && !(skb && READ(0, sk, __sk_common.skc_state) == STATE_LISTEN))
+    if (sk && !(skb && READ(0, sk, __sk_common.skc_state) == STATE_LISTEN)) {
         snapshot(ctx, cpu, DIRECT, LOCATION_RESET_SENT, sk, 0, reason, 0);
-    else
-        snapshot(ctx, cpu, 0, LOCATION_RESET_SENT, sk, skb, reason, PACKET);
+    } else if (skb) {
+        struct segment segment = {};
+
+        if (segment_of(skb, 0, &segment))
+            record(ctx, cpu, 0, LOCATION_RESET_SENT, sk, skb, &segment, reason, PACKET);
+    }
 }
 #endif
 
@@ -263,31 +270,58 @@ PROBE(destroy, "DESTROY", "btf:tcp_destroy_sock raw:tcp_destroy_sock")
 }
 #endif
 
-#if USE_rcvq_full
-PROBE(rcvq_full, "RCVQ_FULL", "btf:kfree_skb raw:kfree_skb")
-{
-    struct sk_buff *skb = (struct sk_buff *)ARG(0);
-    struct sock *sk = 0;
-    u32 reason = ARG(2);
-
-    if (!(0
+/* Whether a packet is dropped for lack of receive memory. */
+static __always_inline int is_for_memory(u32 reason) {
+    return 0
 #ifdef HAVE_SKB_DROP_REASON_SOCKET_RCVBUFF
-          || reason == SKB_DROP_REASON_SOCKET_RCVBUFF
+           || reason == SKB_DROP_REASON_SOCKET_RCVBUFF
 #endif
 #ifdef HAVE_SKB_DROP_REASON_PROTO_MEM
-          || reason == SKB_DROP_REASON_PROTO_MEM
+           || reason == SKB_DROP_REASON_PROTO_MEM
 #endif
 #ifdef HAVE_SKB_DROP_REASON_SOCKET_BACKLOG
-          || reason == SKB_DROP_REASON_SOCKET_BACKLOG
+           || reason == SKB_DROP_REASON_SOCKET_BACKLOG
 #endif
 #ifdef HAVE_SKB_DROP_REASON_TCP_ZEROWINDOW
-          || reason == SKB_DROP_REASON_TCP_ZEROWINDOW
+           || reason == SKB_DROP_REASON_TCP_ZEROWINDOW
 #endif
 #ifdef HAVE_SKB_DROP_REASON_TCP_OFO_QUEUE_PRUNE
-          || reason == SKB_DROP_REASON_TCP_OFO_QUEUE_PRUNE
+           || reason == SKB_DROP_REASON_TCP_OFO_QUEUE_PRUNE
 #endif
-          ))
-        return;
+        ;
+}
+
+/*
+ * Whether a packet is not dropped, but used up, or was in the receive queue of a socket that is
+ * destroyed: most often a FIN. Before 6.6 that has no reason of its own.
+ */
+static __always_inline int is_used_up(u32 reason, u32 state) {
+    return 0
+#ifdef HAVE_SKB_CONSUMED
+           || reason == SKB_CONSUMED
+#endif
+#ifdef HAVE_SKB_DROP_REASON_QUEUE_PURGE
+           || reason == SKB_DROP_REASON_QUEUE_PURGE
+#elif defined(HAVE_SKB_DROP_REASON_NOT_SPECIFIED)
+           || (reason == SKB_DROP_REASON_NOT_SPECIFIED && state == STATE_CLOSE)
+#else
+           || state == STATE_CLOSE
+#endif
+        ;
+}
+
+#if USE_dropped
+PROBE(dropped, "RCVQ_FULL DROPPED", "btf:kfree_skb raw:kfree_skb")
+{
+    struct sk_buff *skb = (struct sk_buff *)ARG(0);
+    struct segment segment = {};
+    struct sock *sk = 0;
+    u32 reason = 0, callvalue, location = LOCATION_DROPPED, state = 0;
+    int found;
+
+#if ARGUMENTS_kfree_skb > 2
+    reason = ARG(2);
+#endif
 #if ARGUMENTS_kfree_skb > 3
     sk = (struct sock *)ARG(3);
 #endif
@@ -298,17 +332,47 @@ PROBE(rcvq_full, "RCVQ_FULL", "btf:kfree_skb raw:kfree_skb")
         sk = receiver_of(skb);
 #endif
     if (sk) {
-        snapshot(ctx, cpu, 0, LOCATION_RCVQ_FULL, sk, 0, reason, 0);
-    } else {
-        u8 *head = READ(0, skb, head);
-        u16 network = READ(0, skb, network_header);
-        u8 version = 0, protocol = 0;
-
-        bpf_probe_read_kernel(&version, 1, head + network);
-        bpf_probe_read_kernel(&protocol, 1, head + network + (version >> 4 == 6 ? 6 : 9));
-        if (protocol == PROTOCOL_TCP)
-            snapshot(ctx, cpu, 0, LOCATION_RCVQ_FULL, 0, skb, reason, PACKET);
+        state = READ(0, sk, __sk_common.skc_state);
+        /* A reset of no socket is sent by one of the kernel's own, which is a raw socket. */
+        if (!is_mini(state) &&
+            (READ(0, sk, sk_protocol) != PROTOCOL_TCP || READ(0, sk, sk_type) != TYPE_STREAM))
+            sk = 0;
     }
+    if (is_used_up(reason, state))
+        return;
+    found = segment_of(skb, !!sk, &segment);
+    if (!found && (!sk || state == STATE_LISTEN))
+        return;
+    segment.sent = !READ(0, skb, skb_iif);
+#ifdef HAVE_SKB_DROP_REASON_CPU_BACKLOG
+    if (reason == SKB_DROP_REASON_CPU_BACKLOG)
+        segment.sent = 0;
+#endif
+    if (sk && found) {
+        u16 lport = READ(0, sk, __sk_common.skc_num);
+        u16 rport = bpf_ntohs(READ(0, sk, __sk_common.skc_dport));
+
+        /* A connection to itself has one port. */
+        if (segment.source == lport && segment.target == rport && lport != rport)
+            segment.sent = 1;
+        else if (segment.source == rport && segment.target == lport && lport != rport)
+            segment.sent = 0;
+    }
+    if (is_for_memory(reason)) {
+        location = LOCATION_RCVQ_FULL;
+        callvalue = reason;
+    } else {
+        /* formats/base/drops.py reads it. */
+        callvalue = (reason & 0xfff) | (reason >> 16 & 15) << 12;
+        if (klogger_enabled(LOCATION_DROPPED))
+            callvalue |= place_of(ARG(1)) << 16;
+        callvalue |= (u32)segment.sent << 31;
+    }
+    location = klogger_unknown(cpu, location) % LOCATION_ROWS;
+    if (sk && state != STATE_LISTEN)
+        record(ctx, cpu, 0, location, sk, skb, &segment, callvalue, DROPPED);
+    else
+        record(ctx, cpu, 0, location, sk, skb, &segment, callvalue, DROPPED | PACKET);
 }
 #endif
 

@@ -87,6 +87,15 @@ class KernelAnswers(Btf):
         found = self._remember(f"args {type_id}", partial(super().args, type_id))
         return [(name, at) for name, at in found]
 
+    def names_of(self, enum: str) -> dict[str, int]:
+        """The constants of an enum; none where the kernel lacks it."""
+
+        def ask() -> dict[str, int]:
+            found = self.find(Kind.ENUM, enum)
+            return {} if found is None else self.enumerators(found)
+
+        return dict(self._remember(f"constants {enum}", ask))
+
     def address_of(self, function: str) -> int:
         """The function's address; 0 where the kernel has none of the name, or hides it."""
         question = f"address {function}"

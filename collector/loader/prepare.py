@@ -22,7 +22,7 @@ from tcpkmon.collector.loader.tcp_part import TcpPart, make_tcp_part
 from tcpkmon.collector.plan import kernel_types
 from tcpkmon.collector.plan.budget import Step, make_steps
 from tcpkmon.collector.plan.choice import check_budget, check_limits, choose
-from tcpkmon.collector.plan.columns import EVENT, Layout
+from tcpkmon.collector.plan.columns import EVENT, Layout, with_kernel_names
 from tcpkmon.collector.plan.engine_config import Engine, make_engine
 from tcpkmon.collector.plan.event_layout import EventLayout, lay_out_sources, ring_dtype
 from tcpkmon.collector.plan.extension import tcp_schema
@@ -202,6 +202,10 @@ def decide(request: Request, transport: Transport = DEFAULT_TRANSPORT) -> Decide
     if request.format.holds_events:
         layout = lay_out_sources(sources, request.using, request.data)
     schema = tcp_schema(sources) if has_tcp(sources) else None
+    if schema is not None:
+        schema = with_kernel_names(schema, btf.names_of)
+        if layout is not None:
+            layout = replace(layout, schema=with_kernel_names(layout.schema, btf.names_of))
     locations, chosen = choose(request.locations, schema, layout)
     if layout is not None:
         _check_fields(layout, chosen, request.needs)

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from tcpkmon.formats.base.control import FIRST_CONTROL
+from tcpkmon.formats.base.drops import REASONS, RESETS
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.text import suggest
 from tcpkmon.formats.psc.columns import CLASSIC, Column, columns_of, entry_dtype
-from tcpkmon.formats.schema import Event, Field, Schema, field_type, load
+from tcpkmon.formats.schema import Event, Field, Member, Schema, field_type, load
 
 SCHEMATA = Path(__file__).resolve().parents[2] / "bpf" / "schemata"
 EVENT = "SNAPSHOT"
@@ -53,6 +54,23 @@ class Layout:
 def load_schema() -> Schema:
     """The schema tcp, as shipped."""
     return load([SCHEMATA / "tcp.conf"])
+
+
+def with_kernel_names(schema: Schema, names_of: Callable[[str], Mapping[str, int]]) -> Schema:
+    """The schema, whose REASONS and RESETS are those of this kernel. names_of: the constants of an
+    enum of the kernel, without any where it has none."""
+    kernel = {REASONS: "skb_drop_reason", RESETS: "sk_rst_reason"}
+    made = []
+    for enum in schema.enums:
+        names = names_of(kernel[enum.name]) if enum.name in kernel else {}
+        prefix = kernel.get(enum.name, "").upper() + "_"
+        members = tuple(
+            Member(name.removeprefix(prefix), number)
+            for name, number in names.items()
+            if number < 1 << 16 and not name.endswith("_MAX")
+        )
+        made.append(replace(enum, members=members) if members else enum)
+    return replace(schema, enums=tuple(made))
 
 
 def smallest_set(tags: Collection[str]) -> str:

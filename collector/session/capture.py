@@ -29,6 +29,7 @@ from tcpkmon.collector.session.command import Command, await_exit
 from tcpkmon.collector.session.container_names import Names
 from tcpkmon.collector.session.control_socket import open_server
 from tcpkmon.collector.session.counts import Counts
+from tcpkmon.collector.session.drop_places import DropPlaces
 from tcpkmon.collector.session.existing import Existing
 from tcpkmon.collector.session.failures import Failures
 from tcpkmon.collector.session.pulse import Pulse
@@ -91,6 +92,7 @@ class Session:
         self._counters = stack.enter_context(OpenCounters(maps, self._prepared.counters))
         self._existing = stack.enter_context(Existing(request, self._prepared, kernel))
         stream = self._stream
+        self._places = stack.enter_context(DropPlaces(self._prepared, kernel, stream))
         clock = find_cpu_clock() if self._prepared.plan.unseen else None
         self._counts = Counts(kernel, self._rings, self._counters, self._existing, stream, clock)
         pulse = Pulse(request.output, lambda: stream.records, stream.bytes_written)
@@ -159,6 +161,7 @@ class Session:
             ("counters of new CPUs", lambda: self._counters.refresh(self._rings.cpus)),
             ("programs at new places", loaded.refresh),
             ("control groups", self._whose.step_slowly),
+            ("functions that drop packets", self._places.step),
             ("parking", lambda: self._takeover.park(kernel)),
             *self._rights.checks.items(),
         ]
@@ -293,7 +296,8 @@ class Session:
         books, done = None, False
         self._failures.optional("asking sock_diag", lambda: self._reconciling.ask(self._step))
         detach = partial(self._takeover.detach, self._kernel)
-        for step in (detach, self._write_marks, self._drain_rest, self._whose.end):
+        last = (self._whose.end, self._places.step)
+        for step in (detach, self._write_marks, self._drain_rest, *last):
             with self._failures.ending():
                 step()
         serials: dict[int, int] = {}

@@ -47,7 +47,8 @@ ENTERING = ("CAP_SYS_ADMIN", "CAP_SYS_PTRACE")
 
 
 OPTIONAL = {
-    "CAP_SYSLOG": "RTO and the other timers are not recorded, nor sleeps' places and terminals",
+    "CAP_SYSLOG": "RTO and the other timers are not recorded, nor sleeps' places and terminals, "
+    "nor the functions that drop packets",
     "CAP_SYS_ADMIN": "connections that are open in other network namespaces are not recorded",
     "CAP_DAC_OVERRIDE": "what needs a kprobe is not recorded",
     "CAP_SYS_NICE": "the collector has no priority over other processes",

@@ -43,6 +43,7 @@ __all__ = [
     "device_name",
     "diff",
     "disk",
+    "drops",
     "exchanges",
     "explaining",
     "find_stalls",

@@ -42,7 +42,7 @@ _KERNELS_TEXTS = {
     ("SPINLOCK_INIT", "name"), ("RWLOCK_INIT", "name"), ("SLEEP", "symbol"),
     ("SAMPLE", "symbol"), ("SAMPLE_FRAME", "symbol"), ("PREEMPT_OFF", "from_function"),
     ("PREEMPT_OFF", "until_function"), ("IRQS_OFF", "from_function"),
-    ("IRQS_OFF", "until_function"),
+    ("IRQS_OFF", "until_function"), ("DROP_PLACE", "function"),
 }  # fmt: skip
 """Texts that name parts of a schema or of the kernel: by event and field."""
 _BY_NAME = {

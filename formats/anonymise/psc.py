@@ -16,9 +16,9 @@ from tcpkmon.formats.anonymise.settings import LeftOut, host_of, schema_text, se
 from tcpkmon.formats.anonymise.who import Who
 from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.byteorder import Endian
+from tcpkmon.formats.base.drops import DropPlace
 from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.base.reconciled import Reconciled, What
-from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.base.whose import GroupPart
 from tcpkmon.formats.psc.columns import CLASSIC, TIME, Column
 from tcpkmon.formats.psc.header import (
@@ -35,7 +35,7 @@ from tcpkmon.formats.psc.reader import Capture, open_capture
 from tcpkmon.formats.verify import is_ours
 
 _ROWS = 1 << 15
-_LAST_KNOWN = Unseen.location
+_LAST_KNOWN = DropPlace.location
 """What is in a later control entry was not looked at."""
 _CONTROL = ("seq", "seq_no", "time_ns", TIME)
 """Columns that control entries have, besides their words."""

@@ -261,8 +261,9 @@ _RULES: dict[str, Callable[[Who, Any], Any]] = {
     ),
     "namespaces": _text("names"), "schemata": plain, "data": _same, "columns": plain,
     "locations": plain, "missing_locations": plain, "unproven": plain, "unseen": plain,
-    "absent_columns": plain, "when_changed": plain, "rings": plain, "buffer_bytes": _same,
-    "low_water_percent": _same, "hz": _same, "refused": plain, "budget": plain,
+    "absent_columns": plain, "drop_places": plain, "when_changed": plain, "rings": plain,
+    "buffer_bytes": _same, "low_water_percent": _same, "hz": _same, "refused": plain,
+    "budget": plain,
     "logs": _numbers, "went_on": _same, "started_anew": _text("texts"), "reconcile": plain,
     "connections": _same,
     "segment": _table(

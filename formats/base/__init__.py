@@ -11,6 +11,7 @@ __all__ = [
     "closing",
     "compiled",
     "control",
+    "drops",
     "errors",
     "escape",
     "expressions",

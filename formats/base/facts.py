@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from tcpkmon.formats.base import control
 from tcpkmon.formats.base.control import EXISTING, Control, Unknown
+from tcpkmon.formats.base.drops import DropPlace
 from tcpkmon.formats.base.reconciled import Reconciled
 from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.base.whose import GroupPart
@@ -15,7 +16,7 @@ from tcpkmon.formats.base.whose import GroupPart
 _ALL = (
     control.Start, control.Clock, control.Loss, control.Checkpoint, control.Mark, control.End,
     control.Ledger, control.Losses, control.Cpu, control.Program, control.Collector,
-    control.Change, control.Trigger, Reconciled, GroupPart, Unseen,
+    control.Change, control.Trigger, Reconciled, GroupPart, Unseen, DropPlace,
 )  # fmt: skip
 KINDS: dict[int, type[Control]] = {kind.location: kind for kind in _ALL}
 NAMES = {kind.location: kind.event or kind.__name__.upper() for kind in _ALL}

@@ -32,6 +32,7 @@ class Location:
     TRANSMIT = 19
     REO_TIMEOUT = 20
     SEGMENT_CLOSING = 21
+    DROPPED = 22
     START = 224
     CLOCK = 225
     EXISTING = 226
@@ -49,6 +50,7 @@ class Location:
     RECONCILED = 238
     CGROUP = 239
     UNSEEN = 240
+    DROP_PLACE = 241
 
 
 class State:

@@ -92,6 +92,23 @@ pod | string? | | the pod: namespace/name, else its uid
 pod_uid | string? | | its uid
 user | string? | | number of the user whose session or service manager it is of
 """)
+DROPS = lines("""
+time | time? | | when, as time of day; null where the capture has no clock pair
+time_ns | int64 | ns | when, CLOCK_MONOTONIC
+conn_id | int64? | | the socket's connection, else the last one with these ends; null: none
+netns | int64? | | cookie of the network namespace, where the capture has it
+laddr | string | | this host's address; of a packet on its way through, the receiver's
+lport | int64 | | and port: that of the listener, where the packet found one
+raddr | string | | the peer's address
+rport | int64 | | and port
+state | string? | | of the socket that it found: LISTEN, a listener; null: it found none
+reason | string | | enum skb_drop_reason of that kernel; its number where the kernel gives no name
+function | string? | | the function that dropped it; null: not known, and of RCVQ_FULL
+dir | string | | out: this host sent it; in: it arrived
+seq | int64 | | its sequence number
+len | int64 | bytes | its payload
+flags | int64 | | its flags, as seg_flags
+""")
 RECORD_HEAD = lines("""
 time | time? | | when, as time of day; null where the log has no clock pair
 time_ns | int64 | ns | when, CLOCK_MONOTONIC
@@ -111,6 +128,7 @@ SHIPPED: dict[str, tuple[str, tuple[Column, ...]]] = {
     "mptcp": ("a row for each MPTCP connection above its subflows", _of(WHOLES)),
     "requests": ("a row for each request and its answer", _of(EXCHANGES)),
     "latency": ("a row for each byte range on its way through the layers", LATENCY),
+    "drops": ("a row for each packet that the kernel dropped", DROPS),
     "groups": ("a row for each control group that the capture tells of", GROUPS),
     "ledger": ("a row for each CPU and location: attempts, and losses by cause", LEDGER),
     "proof": ("a row for each file: what verify says of it", PROOF),

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tcpkmon.formats.analysis import Log, exchanges, why
+from tcpkmon.formats.analysis import Log, drops, exchanges, why
 from tcpkmon.formats.analysis.latency import Latency, find_fields, make_table
 from tcpkmon.formats.base.arrow import import_pyarrow
 from tcpkmon.formats.base.errors import DamagedError, UsageError
@@ -31,7 +31,7 @@ from tcpkmon.formats.tables.records import (
     read_capture,
     read_event,
 )
-from tcpkmon.formats.tables.shipped import GROUPS, SHIPPED
+from tcpkmon.formats.tables.shipped import DROPS, GROUPS, SHIPPED
 from tcpkmon.formats.verify import Report
 
 SNAPSHOTS = "snapshots"
@@ -39,6 +39,7 @@ _NEEDS = {
     SNAPSHOTS: "the schema tcp",
     "connections": "the schema tcp with at least the default columns",
     "intervals": "the schema tcp with at least the default columns",
+    "drops": "the schema tcp with at least the default columns, by a version that has DROPPED",
     "groups": "the schema tcp with the column cgroup",
     "mptcp": "the schema tcp with the column mptcp_token",
     "requests": "the schema tcp with at least the default columns",
@@ -129,6 +130,8 @@ def _analyses(reader: Reader) -> dict[str, Callable[[Opened, Sequence[str]], Ite
             found["groups"] = _read_groups
         if "mptcp_token" in source.known:
             found["mptcp"] = _read_wholes
+        if drops.records_drops(source):
+            found["drops"] = _read_drops
         if exchanges.make_cutter(source) is not None:
             found["requests"] = _read_requests
     if isinstance(reader, Logs):
@@ -181,6 +184,16 @@ def _read_groups(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
         rows = [{"cgroup": one, **asdict(group)} for one, group in source.groups.items()]
     table = {column.name: [row[column.name] or None for row in rows] for column in GROUPS}
     yield import_pyarrow().table(table, schema_of(GROUPS))
+
+
+def _read_drops(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
+    with why.Source(opened.reader, needed=drops.NEEDED, what=drops.WHAT) as source:
+        rows = drops.drops(source)
+    pyarrow = import_pyarrow()
+    table = {column.name: [row[column.name] for row in rows] for column in DROPS}
+    times = pyarrow.array(table.pop("time"), pyarrow.timestamp("ns", "UTC"))
+    made = {"time": times.cast(pyarrow.timestamp("us", "UTC"), safe=False), **table}
+    yield pyarrow.table(made, schema_of(DROPS))
 
 
 def _read_requests(opened: Opened, names: Sequence[str]) -> Iterator[Any]:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tcpkmon.formats.analysis import why
+from tcpkmon.formats.base.drops import REASON_BITS
 from tcpkmon.formats.base.tcp import CA_STATES, Location
 from tcpkmon.formats.timeline.model import (
     BEGIN,
@@ -44,6 +45,7 @@ INSTANTS = {
     Location.RESET_SENT: ("reset sent", "reason"),
     Location.RESET_RECEIVED: ("reset received", ""),
     Location.RCVQ_FULL: ("receive queue full", "reason"),
+    Location.DROPPED: ("packet dropped", "reason"),
     Location.SOCKET_ERROR: ("socket error", "errno"),
     Location.RTO: ("RTO", "retransmissions"),
     Location.LOSS_PROBE: ("loss probe", "retransmissions"),
@@ -173,6 +175,8 @@ class Connections:
         for number, (name, arg) in self._instants.items():
             at = np.flatnonzero(block["location"] == number)
             value = block["callvalue"][at].astype(np.int64)
+            if number == Location.DROPPED:
+                value &= REASON_BITS
             self._timeline.add(
                 make(INSTANT, block.times_ns[at], self._line(block.of_row[at], EVENTS), name=name,
                      arg=arg, arg_value=value if arg else 0)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tcpkmon.formats.base import control, facts
+from tcpkmon.formats.base.drops import DropPlace
 from tcpkmon.formats.base.reconciled import Reconciled
 from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.base.whose import GroupPart
@@ -42,6 +43,7 @@ EXAMPLES: list[tuple[control.Control, int, int, list[int]]] = [
     (Reconciled(1, 3, BIG, 5, 6, 7), 238, 0x10003, [3, 256, 5, 0, 6, 0, 7]),
     (GroupPart(1, 2, BIG, b"abcdefgh"), 239, 0x10002, [3, 256, 0x64636261, 0x68676665]),
     (Unseen(BIG, 5), 240, 0, [3, 256, 5, 0]),
+    (DropPlace(7, b"abcdefgh"), 241, 7, [0x64636261, 0x68676665]),
 ]
 
 
@@ -66,7 +68,8 @@ def test_every_kind_has_an_example() -> None:
 WORD = st.integers(0, 2**32 - 1)
 
 
-NUMBERS_ONLY = sorted(set(facts.KINDS) - {control.Mark.location, GroupPart.location})
+TEXTS = (control.Mark, GroupPart, DropPlace)
+NUMBERS_ONLY = sorted(set(facts.KINDS) - {kind.location for kind in TEXTS})
 
 
 @given(st.sampled_from(NUMBERS_ONLY), WORD, st.lists(WORD, min_size=10, max_size=10))
@@ -147,7 +150,7 @@ def test_the_document_places_each_number_as_the_code_does() -> None:
     }
     widths = {"U32": 1, "U64": 2, "S64": 2}
     for location, kind in facts.KINDS.items():
-        if kind in (control.Mark, GroupPart):  # texts
+        if kind in TEXTS:
             continue
         places, at = [], 0
         for field in dataclasses.fields(kind):

@@ -16,6 +16,7 @@ import pytest
 
 import tcpkmon
 from tcpkmon.formats.base import control, facts
+from tcpkmon.formats.base.drops import DropPlace
 from tcpkmon.formats.base.errors import DamagedError
 from tcpkmon.formats.base.reconciled import Reconciled
 from tcpkmon.formats.base.unseen import Unseen
@@ -170,7 +171,7 @@ def test_a_file_of_one_kind_of_control_entries_alone(tmp_path: Path) -> None:
     build = full_capture()
     array = build.array()
     others = [control.Trigger(1, 5, 1, 6, 1, 0), Reconciled(0, 0, 1, 1, 1, 1)]
-    others += [GroupPart(0, 1, 7, b"{}"), Unseen(5, 6)]
+    others += [GroupPart(0, 1, 7, b"{}"), Unseen(5, 6), DropPlace(1, b"nf_hook_slow")]
     array = np.concatenate([array, control.encode_many(others, array.dtype)])
     for location in sorted(set(facts.NAMES) - {control.EXISTING}):
         at = np.flatnonzero(array["location"] == location)[0]

@@ -25,6 +25,7 @@ from tcpkmon.formats.analysis.exchanges.ranked import MOST, running_maxima
 from tcpkmon.formats.analysis.exchanges.resting import Resting
 from tcpkmon.formats.analysis.why import Snapshots
 from tcpkmon.formats.analysis.why.grouping import Grouped, Places, grown
+from tcpkmon.formats.base.drops import SENT_BIT
 from tcpkmon.formats.base.sequence import ahead_of, unwrap
 from tcpkmon.formats.base.tcp import ARRIVED, SYNCHRONIZED, Location, State
 
@@ -317,8 +318,12 @@ def _tops(rows: Grouped, at: dict[str, Array], before: dict[str, Array]) -> dict
     known = at["known"] - fin
     found = {"fin": fin, "top_known": _highest(known, rows, before["top_known"])}
     ahead = ahead_of(rows["seg_seq"], rows["rcv_nxt"])
+    sent_out = rows["callvalue"].astype(np.int64) >> SENT_BIT
     end = ahead + rows["seg_len"].astype(np.int64)
-    dropped = after(rows["location"], rows) == Location.RCVQ_FULL
+    where = after(rows["location"], rows)
+    # A DROPPED can also be of another segment: of one that was sent, or that waited here.
+    own = (after(rows["seg_seq"], rows) == rows["seg_seq"]) & (after(sent_out, rows) == 0)
+    dropped = (where == Location.RCVQ_FULL) | ((where == Location.DROPPED) & own)
     brings = _is_segment(rows) & (ahead <= 0) & (end > 0) & ~has_fin & ~dropped
     at["brings"] = brings
     arrived = np.where(brings, at["known"] + end, known)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.blocks import HEAD, Block, Losses, blocks, record_type
 from tcpkmon.formats.base.control import is_control
+from tcpkmon.formats.base.drops import DropPlace, DropPlaces
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reader import Reader
 from tcpkmon.formats.base.sequence import unwrap
@@ -109,6 +110,8 @@ class Source:
             raise
         self.groups = Groups(self.settings())
         """Whose the control groups are; those that came later are known when all was read."""
+        self.places = DropPlaces(self.settings())
+        """The functions that dropped packets; those that came later as above."""
 
     def __enter__(self) -> Source:
         return self
@@ -211,14 +214,23 @@ class Source:
         told["groups"] = self.groups
         return told | ({"segment": number} if isinstance(number, int) else {})
 
-    def read(self, note: Note | None = None) -> Iterator[Snapshots]:
-        """All snapshots with a connection, some ten thousand at a time, in the file's order.
+    def constants(self, enum: str) -> dict[int, str]:
+        """The names of an enum of the capture's schema; none where it lacks it."""
+        if not isinstance(self.reader, Capture):
+            return dict(self.reader.format.enums.get(enum, {}))
+        schema = self.reader.schema
+        enums = () if schema is None else schema.enums
+        return next((one.names() for one in enums if one.name == enum), {})
+
+    def read(self, note: Note | None = None, all_records: bool = False) -> Iterator[Snapshots]:
+        """All snapshots with a connection, some ten thousand at a time, in the file's order; or all
+        records but control entries.
 
         note: gets where records are missing, ahead of the snapshots behind it.
         """
         has_seq = isinstance(self.reader, Capture)
         decode = self._decoder()
-        for records in self._records(note):
+        for records in self._records(note, all_records):
             columns, heads = decode(records, slice(None))
             yield Snapshots(columns, heads["time_ns"], heads["lost"],
                             heads["seq"] if has_seq else None)  # fmt: skip
@@ -241,15 +253,15 @@ class Source:
             yield Block(columns, heads["conn_id"], heads["time_ns"], heads["lost"],
                         heads["seq"] if has_seq else None, heads["at"], losses)  # fmt: skip
 
-    def _records(self, note: Note | None) -> Iterator[Array]:
+    def _records(self, note: Note | None, all_records: bool = False) -> Iterator[Array]:
         """All snapshots with a connection, as records of blocks.HEAD and the file's own row. The
         memory of some may be that of the next ones."""
         self.placed = self._read = 0
-        self.groups = Groups(self.settings())
+        self.groups, self.places = Groups(self.settings()), DropPlaces(self.settings())
         if isinstance(self.reader, Capture):
-            return self._read_capture(self.reader, note)
+            return self._read_capture(self.reader, note, all_records)
         assert isinstance(self.reader, Logs)
-        return self._read_logs(self.reader, note)
+        return self._read_logs(self.reader, note, all_records)
 
     @property
     def _kind(self) -> np.dtype[Any]:
@@ -292,7 +304,9 @@ class Source:
 
         return decode
 
-    def _read_capture(self, capture: Capture, note: Note | None) -> Iterator[Array]:
+    def _read_capture(
+        self, capture: Capture, note: Note | None, all_records: bool
+    ) -> Iterator[Array]:
         numbered, kind = capture.seq_column, self._kind
         keys = [*_KEYS, "time_ns", *([numbered.name] if numbered is not None else ())]
         reader = capture.column_reader(keys)
@@ -325,25 +339,33 @@ class Source:
                 _tell(note, times, steps, last_ns)
                 last_ns = int(times[-1])
             before, self.placed = int(numbers[-1]), int(lost[-1])
-            if (columns["location"] == GroupPart.location).any():
+            if np.isin(columns["location"], (GroupPart.location, DropPlace.location)).any():
                 for _, entry in capture.controls(piece.start, piece.stop):
                     self.groups.feed(entry)
+                    self.places.feed(entry)
             has_ports = (columns["lport"] | columns["rport"]) > 0
-            is_record = _is_connection(columns) & (has_ports | ~is_control(columns["location"]))
+            is_record = has_ports | ~is_control(columns["location"])
+            if not all_records:
+                is_record &= _is_connection(columns)
             yield self._headed(records, is_record, columns["conn_id"], times, lost, numbers)
 
-    def _read_logs(self, logs: Logs, note: Note | None) -> Iterator[Array]:
+    def _read_logs(
+        self, logs: Logs, note: Note | None, all_records: bool
+    ) -> Iterator[Array]:
         gaps, kind = _Gaps(len(logs.readers) > 1, note), self._kind
         for batch in merge_logs(logs.readers, note=gaps.add):
             lost = self.placed + np.cumsum(gaps.before(batch))
             self.placed = int(lost[-1])
             for _, part in facts_of(batch, GroupPart):
                 self.groups.feed(part)
+            for _, place in facts_of(batch, DropPlace):
+                self.places.feed(place)
             at = batch.where(SNAPSHOT)
             records = np.empty(len(at), kind)
             records["row"] = rows = batch.rows(SNAPSHOT, at)
             columns = {name: _native(rows[name]) for name in _KEYS}
-            yield self._headed(records, _is_connection(columns), columns["conn_id"],
+            keep = np.ones(len(at), np.bool_) if all_records else _is_connection(columns)
+            yield self._headed(records, keep, columns["conn_id"],
                                batch.times_ns[at].astype(np.int64), lost[at], None)  # fmt: skip
 
     def _headed(
