@@ -287,6 +287,7 @@ def test_in_a_log(tmp_path: Path, lab: Lab) -> None:
         client.settimeout(1.5)
         with suppress(OSError):
             client.connect(("10.77.0.2", 4599))
+    assert {report.exit_code for report in tcpkmon.verify(log)} == {0}
     rows = table(log)
     assert len(rows) >= 2 and {row["flags"] & SYN for row in rows} == {SYN}
     assert Counter(row["dir"] for row in rows) == {"in": len(rows)}

@@ -13,7 +13,9 @@ from tcpkmon.formats.verify.klogger.books import integers
 from tcpkmon.formats.verify.report import I64, Mask
 
 BEGIN, DUMP_FINISH = "DUMP_BEGIN", "DUMP_FINISH"
-TEXTS = frozenset({"kernel", "comm", "cmdline", "name", "saddr", "daddr", "program", "text"})
+TEXTS = frozenset({
+    "kernel", "comm", "cmdline", "name", "saddr", "daddr", "program", "text", "function",
+})  # fmt: skip
 """Fields of these that are text."""
 LOCATION = "location"
 WORDS = {
