@@ -341,7 +341,8 @@ static __always_inline void record(void *ctx, struct klogger_cpu *cpu, const int
         goto out;
     }
     tp = full_socket(direct, location, sk, flags, &view, slot);
-    if (has_changed(direct, sk, tp, skb, segment, callvalue, flags, &ends, &who, connection, watch)) {
+    if (has_changed(direct, sk, tp, skb, segment, callvalue, flags, &ends, &who, connection,
+                    watch)) {
         entry = klogger_reserve(cpu, row, &place);
         remember(watch, entry);
         if (entry) {
