@@ -102,13 +102,9 @@ class _Conversion:
 
     def _convert(self, line: socket.socket) -> None:
         """The process that makes the file; it ends here."""
-        # Before the rights go: a clone may be in a folder that this user may not enter. np.unique()
-        # imports numpy.ma when it is called.
-        import numpy.ma  # noqa: F401
+        from tcpkmon.collector.session.preload import CONVERTER, import_all
 
-        import tcpkmon.formats.export.magnet
-        import tcpkmon.formats.registry  # noqa: F401
-
+        import_all(CONVERTER)
         code = FileError.exit_code
         try:
             owner = find_owner()

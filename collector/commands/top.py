@@ -75,7 +75,7 @@ def show(client: Client, screen: Screen) -> None:
 
     screen.name = name_of(client.collector)
     _ask(client, screen)
-    console = Console(markup=False, highlight=False)
+    console = Console(markup=False, highlight=False, emoji=False)
     with _keys() as stdin, Live(console=console, screen=True, auto_refresh=False) as live:
         asked_s = time.monotonic()
         while True:
@@ -135,6 +135,9 @@ def _watch(collector: int) -> int:
     """The screen's process: root with the right to end the capture, and no other."""
     from tcpkmon.collector.control.client import Client, find_collectors
     from tcpkmon.collector.linux.privileges import drop_capabilities
+    from tcpkmon.collector.session.preload import SCREEN, import_all
+
+    import_all(SCREEN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         drop_capabilities(("CAP_KILL",))

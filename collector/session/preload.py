@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a capture's process imports and opens before it gives up its rights.
+"""What the processes of a capture import and open before they give up their rights.
 
-Afterwards it may not be able to read its own code: a home may be closed to others. What is missing
-here fails tests/live/test_closed_folder_live.py, which hears each import that comes later.
+Afterwards they may not be able to read their own code: a home may be closed to others. What is
+missing here fails tests/live/test_closed_folder_live.py, which hears each import that comes later,
+and sees what could come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 
 from tcpkmon.collector.loader.prepare import Prepared
@@ -16,9 +17,16 @@ from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.ring import words
 from tcpkmon.formats.base.installing import own_version
 
+_UNIQUE = "numpy.ma"
+"""np.unique() imports it itself."""
+SCREEN = ("rich.console", "rich.live", "tcpkmon.collector.control.choosing")
+"""For collect --top: the process that draws."""
+CONVERTER = (_UNIQUE, "tcpkmon.formats.registry", "tcpkmon.formats.export.magnet")
+"""For collect --format magnet: the process that makes the file."""
+
 
 def _modules(request: Request, prepared: Prepared) -> Iterator[str]:
-    yield "numpy.ma"  # for np.unique(), which imports it itself
+    yield _UNIQUE
     if request.has_tcp:
         yield "numpy.lib.recfunctions"
     if {*CALLS} & {*prepared.enabled}:
@@ -27,7 +35,11 @@ def _modules(request: Request, prepared: Prepared) -> Iterator[str]:
 
 def preload(request: Request, prepared: Prepared) -> None:
     """Import and open what this capture needs later."""
-    for name in _modules(request, prepared):
-        import_module(name)
+    import_all(_modules(request, prepared))
     words.find_library()
     own_version()
+
+
+def import_all(names: Iterable[str]) -> None:
+    for name in names:
+        import_module(name)

@@ -8,19 +8,40 @@ caught: an audit hook sees it.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tcpkmon.collector.control import server
 from tcpkmon.collector.control.client import Client, find_collectors
-from tcpkmon.formats.base.errors import TcpkmonError
+from tcpkmon.collector.metrics.words import GROUPS
+from tcpkmon.formats.base.errors import LossError, TcpkmonError
 from tcpkmon.formats.registry import format_of
 from tests.live.daemons import Daemon
-from tests.live.faults import GUEST, Collector, Done, at, let_others_in, run, wait_until
+from tests.live.faults import (
+    GUEST,
+    WAIT_S,
+    Collector,
+    Done,
+    Space,
+    at,
+    environment,
+    let_others_in,
+    run,
+    small_disk,
+    wait_until,
+)
+from tests.live.test_top_live import Terminal
 
 pytestmark = pytest.mark.skipif(GUEST, reason="the guest's folder is another machine's")
 NOBODY = 65534
@@ -57,9 +78,24 @@ def dropped(keep=privileges.KEPT, user=None):
     drop(keep, user)
     own.settled = not {"CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"} & set(keep)
 
+def become(uid, setuid=os.setuid):
+    setuid(uid)
+    own.settled = uid != 0
+
 privileges.drop_capabilities = dropped
+os.setuid = become
 whole = f"PROGRAM = {PROGRAM!r}; exec(PROGRAM)"
 isolated.command = lambda module, *words: [*isolated.PYTHON, "-c", whole, module, *words]
+if "selftest" in sys.argv:  # its captures' standard error is in files
+    from tcpkmon.collector import capturing
+
+    ended = capturing.Capture._wait
+
+    def end(self):
+        os.write(2, (how := ended(self)).messages.encode())
+        return how
+
+    capturing.Capture._wait = end
 sys.addaudithook(hear)
 module = sys.argv.pop(1)
 sys.argv[0] = module.rpartition(".")[2]
@@ -83,9 +119,9 @@ class Home:
         python = [str(self.tree / ".venv/bin/python"), "-I", "-c", f"exec({self._program!r})"]
         return at(self.tree, *python, f"tcpkmon.{module}", *arguments)
 
-    def collect(self, *arguments: str) -> Collector:
+    def collect(self, *arguments: str, **options: Any) -> Collector:
         words = self.words("collector.commands.collect")
-        return Collector(*arguments, program=words)
+        return Collector(*arguments, program=words, **options)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +131,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 def check(done: Done, code: int = 0) -> None:
     """Nothing came too late, and nothing was refused."""
-    late = [line for line in done.stderr.splitlines() if line.startswith("LATE")]
+    late = re.findall("LATE .*", done.stderr)
     assert not late, "\n".join(late)
     for word in ("Traceback", "ModuleNotFound", "PackageNotFound", "ermission denied", "refused"):
         assert word not in done.stderr
@@ -105,7 +141,7 @@ def check(done: Done, code: int = 0) -> None:
 def talk(port: int = 0) -> None:
     """Some connections, one that is refused, one that is reset."""
     with socket.create_server(("127.0.0.1", port)) as server:
-        for _ in range(5):
+        for _ in range(3):
             with socket.create_connection(server.getsockname()) as client:
                 there, _ = server.accept()
                 with there:
@@ -122,29 +158,53 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 """
 
 
-def ask_all(pid: int) -> None:
-    """Each request that a collector takes; `top` is refused where columns are missing."""
+def requests_of(event: str, period_ns: int | None) -> Iterator[dict[str, object]]:
+    """All that a collector can be asked; some is refused where the capture has not got it."""
+    yield {"op": "metrics"}
+    for by in (None, *GROUPS):
+        yield {"op": "top", "sort": "rate", "most": 10, "by": by, "wanted": "127"}
+    yield {"op": "mark", "number": 5}
+    yield {"op": "dump"}
+    yield {"op": "set-limits", "limits": {event: 1_000_000}}
+    yield {"op": "set-filters", "filters": {"ports": "1-65535", "family": 4}}
+    yield {"op": "set-filters", "filters": {"addresses": ["127.0.0.0/8"], "pids": [os.getpid()]}}
+    yield {"op": "set-filters", "filters": {}}
+    yield {"op": "sampler-period", "ns": period_ns or 1_000_000}
+    yield {"op": "disable"}
+    yield {"op": "buffer-size", "bytes": 1 << 20}
+    yield {"op": "lowwater", "percent": 50}
+    yield {"op": "enable"}
+    yield {"op": "disable", "events": [event]}
+    yield {"op": "enable", "events": [event]}
+    yield {"op": "metrics"}
+    yield {"op": "top", "sort": "rate", "most": 10, "by": None, "wanted": None}
+    yield {"op": "status"}
+
+
+def ask_all(pid: int) -> set[object]:
+    """Each request that a collector takes, between connections, here and in a new namespace; those
+    that were refused."""
     (found,) = [one for one in find_collectors() if one.pid == pid]
     client = Client(found)
     talk()
-    assert client.status()["pid"] == pid
-    assert client.metrics()
-    for by in ("", "port", "process"):
-        with suppress(TcpkmonError):
-            client.top("rate", 10, by)
-    talk()
-    client.mark(5)
-    client.disable()
-    client.set_buffer_bytes(1 << 20)
-    client.set_low_water(50)
-    client.enable()
-    first = client.status()["events"][0]["name"]
-    client.disable([first])
-    client.enable([first])
-    talk()
-    assert client.metrics()
-    with suppress(TcpkmonError):
-        assert client.top("rate", 10)
+    status = client.status()
+    assert status["pid"] == pid
+    requests = [*requests_of(status["events"][0]["name"], status["sampler_period_ns"])]
+    assert {one["op"] for one in requests} == {*server._REQUESTS}
+    refused = set()
+    for request in requests:
+        try:
+            client.ask(request)
+        except TcpkmonError:
+            refused.add(request["op"])
+        if request["op"] not in {"metrics", "top", "status"}:
+            talk()
+    with Space() as new:
+        new.run(talk)
+        assert client.metrics()  # a second later: it looks for namespaces
+        wait_until(lambda: client.status()["records"], "records")
+        new.run(talk)
+    return refused
 
 
 KINDS = {
@@ -152,8 +212,10 @@ KINDS = {
     "perf rings": ["--rings", "perf", "--columns", "all", "--locations", "all"],
     "log": ["--format", "klogger", "--schema", "tcp", "--schema", "sched", "--schema", "user"],
     "magnet": ["--schema", "magnet", "--data"],
+    "file of magnet": ["--schema", "magnet", "--format", "magnet"],
     "host": [word for name in HOST_EVENTS for word in ("--schema", name)],
     "when changed": ["--when-changed", "snd_cwnd"],
+    "too slow": ["--columns", "all", "--max-cpu", "1%", "--control-group", "daemon"],
     "recorder": ["--record-last", "30s", "--after", "100ms", "--on", "rto"],
     "recorder of logs": ["--record-last", "30s", "--format", "klogger", "--after", "100ms"],
 }
@@ -164,23 +226,47 @@ def test_a_capture_and_all_that_it_can_be_asked(home: Home, tmp_path: Path, kind
     out = tmp_path / "out"
     with home.collect("-o", str(out), *KINDS[kind]) as running:
         running.ready()
-        ask_all(running.pid)
+        refused = ask_all(running.pid)
         running.send(signal.SIGUSR1)
         if "--record-last" in KINDS[kind]:
             running.send(signal.SIGUSR2)
             wait_until(lambda: [*out.iterdir()], "a dump")
         done = running.finish()
     check(done)
+    assert kind != "psc" or refused == {"dump", "sampler-period"}
     assert {report.exit_code for report in format_of(out).verify(out)} <= {0, 3}
 
 
-def test_segments_and_what_is_done_with_them(home: Home, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [["--top"], []], ids=["screen", "status line"])
+def test_in_a_terminal(home: Home, tmp_path: Path, options: list[str]) -> None:
+    """What has no rights any more draws there."""
+    out = tmp_path / "run.pm"
+    columns = ("--columns", "default,comm,pid,cgroup")
+    words = home.words("collector.commands.collect", "-o", str(out), *columns, *options)
+    terminal = Terminal(*words)
+    shown = "OWNER" if options else " records"
+    terminal.until(lambda lines: any(shown in line for line in lines))
+    talk()
+    for keys in ("<>", "g", "g", "g", "ggg", "/127.0.0.1\x7f\r", " ", " ") if options else ():
+        terminal.press(keys)
+        terminal.until(lambda lines: any("tcpkmon top" in line for line in lines))
+        talk()
+    terminal.press("q" if options else "\x03")
+    check(Done(terminal.end(), b"", terminal.written.decode()))
+    assert format_of(out).verify(out)[-1].exit_code == 0
+
+
+@pytest.mark.parametrize("caller", [False, True], ids=["root", "sudo"])
+def test_segments_and_what_is_done_with_them(home: Home, tmp_path: Path, caller: bool) -> None:
+    let_others_in(tmp_path)
     dataset = tmp_path / "dataset"
     dataset.mkdir()
     os.chown(dataset, NOBODY, NOBODY)
     out = tmp_path / "out"
     more = ["--rotate-every", "1s", "--archive", "zst", "--dataset", str(dataset)]
-    with home.collect("-o", str(out), "--on-rotate", "true", *more) as running:
+    who = {"SUDO_UID": str(NOBODY), "SUDO_GID": str(NOBODY)} if caller else {}
+    words = ["-o", str(out), "--on-rotate", "true", *more]
+    with home.collect(*words, env=environment(**who)) as running:
         running.ready()
         for count in (1, 2, 3):
             talk()
@@ -190,12 +276,32 @@ def test_segments_and_what_is_done_with_them(home: Home, tmp_path: Path) -> None
     assert [*dataset.iterdir()]
 
 
+def test_a_disk_that_fills(home: Home, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        with home.collect("-o", str(disk / "run.pm"), "--columns", "all") as running:
+            running.ready()
+            over_s = time.monotonic() + WAIT_S
+            while "No space left" not in running.stderr and time.monotonic() < over_s:
+                talk()
+            done = running.finish()
+        check(done, LossError.exit_code)
+        assert "No space left" in done.stderr
+
+
 @pytest.mark.parametrize("more", [[], ["--why"], ["--follow", "--format", "klogger"]])
 def test_a_command(home: Home, tmp_path: Path, more: list[str]) -> None:
     words = ["-o", str(tmp_path / "out"), *more, "--", "/usr/bin/python3", "-c", TALK]
-    done = run(home.words("collector.commands.collect", *words))
+    who = environment(SUDO_UID=str(NOBODY), SUDO_GID=str(NOBODY))
+    done = run(home.words("collector.commands.collect", *words), env=who)
     check(done)
     assert ("127.0.0.1" in done.stdout.decode()) is ("--why" in more)
+
+
+def test_selftest(home: Home) -> None:
+    done = run(home.words("collector.commands.tcpkmon", "selftest", "--json"))
+    check(done)
+    found = Counter(one["result"] for one in json.loads(done.stdout)["findings"])
+    assert found["ok"] > 50 and not found["WRONG"]
 
 
 def test_the_daemon_and_its_children(home: Home, tmp_path: Path) -> None:
@@ -238,6 +344,12 @@ last = "30s"
                 client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
                 answer = client.makefile("rb").read()
             talk()
+        daemon.kill()
+        for fd in daemon.stored.values():  # as at a power cut: nothing goes on
+            os.close(fd)
+        daemon.stored.clear()
+        daemon.start()
+        daemon.says("of a capture that was killed")
         done = daemon.finish()
     check(done)
     assert b'capture="psc"' in answer

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from tcpkmon.collector.loader.compiler import SUFFIX
 from tcpkmon.collector.loader.prepare import prepare
 from tcpkmon.collector.plan.filters import Filters
 from tcpkmon.collector.plan.request import Request
+from tests.live.faults import as_nobody, run
 
 
 def test_it_can_capture_and_the_program_is_in_the_cache_then(
@@ -37,16 +36,9 @@ def test_it_can_capture_and_the_program_is_in_the_cache_then(
 
 
 def test_without_root_it_says_what_to_run() -> None:
-    code = ("import os\n"
-            "from tcpkmon.collector.commands import doctor, reload, tcpkmon\n"
-            "from tcpkmon.collector.daemon import requests\n"
-            "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n")  # fmt: skip
     for name, said in (("doctor", "run: sudo tcpkmon doctor"), ("reload", "run it with sudo")):
-        end = f"import sys; sys.argv[1:] = ['{name}']; tcpkmon.main()"
-        done = subprocess.run([sys.executable, "-c", code + end], capture_output=True, text=True,
-                              check=False)  # fmt: skip
-        assert done.returncode == 1 and said in done.stdout + done.stderr, done
-        assert "Traceback" not in done.stderr
+        done = run(as_nobody("tcpkmon", name), cwd="/")
+        assert done.code == 1 and said in done.stdout.decode() + done.stderr, done
 
 
 def test_a_program_that_does_not_compile_is_told(

@@ -218,7 +218,7 @@ for call in range(40):
     command = [
         sys.executable, "-c", "from tcpkmon.collector.commands.collect import main; main()", "-q",
         "--ports", str(port), "--rotate-every", "0.3s", "-o", str(folder), "--",
-        sys.executable, "-c", code,
+        "/usr/bin/python3", "-c", code,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     at_rest = int(done.stdout)

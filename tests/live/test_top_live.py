@@ -31,14 +31,15 @@ EACH, PAUSE_S = 1000, 0.002
 
 
 class Terminal:
-    """A command in a terminal of its own, and what its screen shows."""
+    """A command in a terminal of its own, what it wrote, and what its screen shows."""
 
-    def __init__(self, program: str, *words: str) -> None:
+    def __init__(self, *words: str) -> None:
+        self.written = bytearray()
         self.pid, self._fd = pty.fork()
         if not self.pid:
             os.chdir(ROOT)
             os.environ["TERM"] = "xterm"
-            os.execv(sys.executable, [sys.executable, "-c", program, *words])
+            os.execv(words[0], words)
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
         self.screen = pyte.Screen(COLUMNS, LINES)
         self._stream = pyte.ByteStream(self.screen)
@@ -50,7 +51,9 @@ class Terminal:
         """The lines on the screen now."""
         if select.select([self._fd], [], [], timeout_s)[0]:
             try:
-                self._stream.feed(os.read(self._fd, 1 << 16))
+                part = os.read(self._fd, 1 << 16)
+                self.written += part
+                self._stream.feed(part)
             except OSError:  # the command has ended
                 time.sleep(timeout_s)
         return [line.rstrip() for line in self.screen.display]
@@ -77,8 +80,9 @@ class Terminal:
         return os.waitstatus_to_exitcode(status[-1])
 
 
-TOP = "from tcpkmon.collector.commands.tcpkmon import main; main()"
-COLLECT = "from tcpkmon.collector.commands.collect import main; main()"
+def command(name: str, *words: str) -> tuple[str, ...]:
+    program = f"from tcpkmon.collector.commands.{name} import main; main()"
+    return sys.executable, "-c", program, *words
 
 
 @contextmanager
@@ -144,7 +148,7 @@ def test_top_shows_rates_sorts_filters_pauses_and_quits(
     with traffic() as (client, server):
         ports = ("--ports", str(server))
         with capturing(tmp_path / "run.pm", *ports) as running:
-            terminal = Terminal(TOP, "top")
+            terminal = Terminal(*command("tcpkmon", "top"))
             check_rates(terminal, client, server)
             terminal.press(">")
             terminal.until(lambda lines: "sort acked" in lines[0])
@@ -189,7 +193,7 @@ def test_connections_that_end_within_the_second_are_counted_in_groups(
         thread = threading.Thread(target=exchange)
         with capturing(tmp_path / "run.pm", "--ports", str(server)) as running:
             thread.start()
-            terminal = Terminal(TOP, "top", "--by", "port", "--collector", "run.pm")
+            terminal = Terminal(*command("tcpkmon", "top", "--by", "port", "--collector", "run.pm"))
 
             def counted(lines: list[str]) -> bool:
                 found = {" ".join(line.split()[:2]): line.split()[3:5] for line in lines[2:4]}
@@ -216,7 +220,7 @@ def test_collect_top_ends_the_capture_in_order(
     with traffic() as (client, server):
         columns = ("--columns", "default,pid,comm")
         words = ("--top", "-o", str(path), "--ports", str(server), *columns)
-        terminal = Terminal(COLLECT, *words)
+        terminal = Terminal(*command("collect", *words))
         check_rates(terminal, client, server)
         assert terminal.until(lambda lines: [one for one in lines if "OWNER" in one])
         terminal.press(end)
