@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 """One capture from the request to the summary: sets up, drains, ends the file."""
 
-__all__ = ["command", "overseer", "session"]
+__all__ = ["command", "overseer", "preload", "session"]

@@ -262,9 +262,9 @@ def test_processes_that_add_lines_and_make_it_shorter_lose_none(folder: Path) ->
             except BlockingIOError:
                 continue
 
+    own = {line["number"] for line in index_of(folder) if line["what"] == "sealed"} - {*range(7)}
     children = [spawn(lambda which=which: add(which)) for which in range(4)]
     shorteners = [spawn(shorten_often) for _ in range(2)]
-    own = {line["number"] for line in index_of(folder) if line["what"] == "sealed"} - {*range(7)}
     seen = []
     while children:
         lines, _ = read_index(folder)
