@@ -33,6 +33,7 @@ static __always_inline u32 place_of(u64 address) {
 
 /* A segment in a packet. Ports in the machine's order. */
 struct segment {
+    struct network_packet packet;
     u32 seq;
     u32 ack;
     u32 len;
@@ -41,9 +42,6 @@ struct segment {
     u16 target;
     u8 addressed; /* IP's header is there too */
     u8 sent;      /* this host sent it */
-    u64 saddr[2];
-    u64 daddr[2];
-    u64 family;
 };
 
 /* Finds the segment in a packet. of_tcp: a TCP socket has sent it, perhaps without IP's header. */
@@ -52,31 +50,26 @@ static __always_inline int segment_of(struct sk_buff *skb, int of_tcp, struct se
     u32 network = READ(0, skb, network_header);
     u32 transport = READ(0, skb, transport_header);
     u32 end = READ(0, skb, tail), rest = READ(0, skb, data_len);
-    struct network_packet packet = {};
+    struct network_packet *packet = &found->packet;
     struct network_tcp tcp;
 
     if (network && network < end && network != 0xffff &&
-        network_parse(head + network, end - network + rest, end - network, &packet)) {
-        if (!network_tcp_of(&packet, &tcp))
+        network_parse(head + network, end - network + rest, end - network, packet)) {
+        if (!network_tcp_of(packet, &tcp))
             return 0;
         found->addressed = 1;
-        found->family = packet.version == 6 ? FAMILY_V6 : FAMILY_V4;
-        found->saddr[0] = packet.saddr[0];
-        found->saddr[1] = packet.saddr[1];
-        found->daddr[0] = packet.daddr[0];
-        found->daddr[1] = packet.daddr[1];
     } else if (of_tcp && transport && transport < end) {
-        packet.protocol = NETWORK_TCP;
-        packet.transport = head + transport;
-        packet.payload = end - transport + rest;
-        if (!network_tcp_of(&packet, &tcp))
+        packet->protocol = NETWORK_TCP;
+        packet->transport = head + transport;
+        packet->payload = end - transport + rest;
+        if (!network_tcp_of(packet, &tcp))
             return 0;
     } else {
         return 0;
     }
     found->seq = bpf_ntohl(tcp.seq);
     found->ack = bpf_ntohl(tcp.ack);
-    found->len = packet.payload;
+    found->len = packet->payload;
     found->bits = tcp.flags | (tcp.size & 1) << 8;
     found->source = bpf_ntohs(tcp.source);
     found->target = bpf_ntohs(tcp.target);
@@ -86,19 +79,19 @@ static __always_inline int segment_of(struct sk_buff *skb, int of_tcp, struct se
 /* The ends of the connection that a packet is of. sent: by this host. */
 static __always_inline void ends_of_segment(struct sk_buff *skb, const struct segment *segment,
                                             int sent, struct endpoints *ends) {
-    ends->family = segment->family;
+    ends->family = segment->packet.version == 6 ? FAMILY_V6 : FAMILY_V4;
     ends->state = 0;
     ends->netns = 0;
     if (sent) {
         ends->lport = segment->source;
         ends->rport = segment->target;
-        __builtin_memcpy(ends->laddr, segment->saddr, 16);
-        __builtin_memcpy(ends->raddr, segment->daddr, 16);
+        __builtin_memcpy(ends->laddr, segment->packet.saddr, 16);
+        __builtin_memcpy(ends->raddr, segment->packet.daddr, 16);
     } else {
         ends->lport = segment->target;
         ends->rport = segment->source;
-        __builtin_memcpy(ends->laddr, segment->daddr, 16);
-        __builtin_memcpy(ends->raddr, segment->saddr, 16);
+        __builtin_memcpy(ends->laddr, segment->packet.daddr, 16);
+        __builtin_memcpy(ends->raddr, segment->packet.saddr, 16);
     }
 #ifdef HAVE_net_device_nd_net
     struct net_device *device = READ(0, skb, dev);
