@@ -127,9 +127,9 @@ class Connections:
         self._count(entries, order, starts, ends, slots)
         for name in self.names:
             self._rows[name][slots] = entries[name][last]
-        if "state" in self.names:  # a record of a change has the state before it
-            turns = entries["location"][last] == self._state_change
-            self._rows["state"][slots[turns]] = entries["callvalue"][last[turns]]
+        # A record of a change has the state before it.
+        turns = entries["location"][last] == self._state_change
+        self._rows["state"][slots[turns]] = entries["callvalue"][last[turns]]
         ends_now = entries["location"][last] == self._destroy
         self._totals["closed"][slots[ends_now]] = 1
         gone = entries["conn_id"][last[ends_now]].tolist()

@@ -12,7 +12,7 @@ import struct
 from contextlib import suppress
 
 from tcpkmon.collector.linux import bpf
-from tcpkmon.collector.linux.kallsyms import KALLSYMS, names_at
+from tcpkmon.collector.linux.kallsyms import KALLSYMS, Kallsyms
 from tcpkmon.collector.loader.capture_maps import Kernel
 from tcpkmon.collector.loader.prepare import Prepared
 from tcpkmon.collector.writer.base_stream import Stream
@@ -31,7 +31,7 @@ class DropPlaces(Closing):
         self._stream = stream
         self._map = kernel.loaded.maps.get(_MAP) if "DROPPED" in prepared.enabled else None
         self._seen = 0
-        self._told: dict[str, str] = {}
+        self._named: dict[str, str] = {}
         self._listing: int | None = None
         if self._map is not None:
             with suppress(OSError):
@@ -39,20 +39,21 @@ class DropPlaces(Closing):
                 self._listing = os.open(KALLSYMS, os.O_RDONLY | os.O_CLOEXEC)
 
     def step(self) -> None:
-        """Tell the new ones. Call it once a second, and at the end."""
+        """Write the names of the new ones. Call it once a second, and at the end."""
         if self._map is None or self._listing is None or (count := self._read(0)) <= self._seen:
             return
         numbers = range(self._seen + 1, min(count + 1, MOST_PLACES))
         # A number is given out before its address is stored: look at those without one again.
         addresses = {number: self._read(number) for number in numbers}
         self._seen = next((n - 1 for n, at in addresses.items() if not at), count)
+        symbols = Kallsyms(self._listing)  # of this step alone: the listing is large
         # A call returns behind itself, which can be the next function.
-        names = names_at(self._listing, [at - 1 for at in addresses.values() if at])
-        new = [DropPlace(n, names[at - 1]) for n, at in addresses.items() if names.get(at - 1)]
+        names = {number: symbols.name(at - 1) for number, at in addresses.items() if at}
+        new = [DropPlace(number, name) for number, name in names.items() if name]
         if new:
-            self._told |= {str(one.number): text_of(one.function) for one in new}
+            self._named |= {str(one.number): text_of(one.function) for one in new}
             self._stream.tell(new)
-            self._stream.describe({SETTING: dict(self._told)})
+            self._stream.describe({SETTING: dict(self._named)})
 
     def _read(self, number: int) -> int:
         assert self._map is not None

@@ -34,7 +34,8 @@ HEAD = (("conn_id", "u8"), ("time_ns", "i8"), ("lost", "i8"), ("seq", "i8"), ("a
 _BLOCK_ROWS = 1 << 16
 _SHARE = 4
 """Of the memory a fourth is records; the rest is for the columns of a block, and what is made."""
-_MOST_PARTS, _MOST_LEVELS = 256, 3
+_MOST_PARTS, _MOST_LEVELS = 255, 3
+"""Of a level, one file more; a process may have 1,024 open."""
 _MIX = 0x9E3779B97F4A7C15
 
 

@@ -16,7 +16,7 @@ NEEDED = (
     "conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state", "seg_seq",
     "seg_len", "seg_flags",
 )  # fmt: skip
-WHAT = "what tells of drops"
+WHAT = "what says which packets were dropped"
 _ENDS = ("lport", "rport", "laddr", "raddr")
 _DROPS = (Location.DROPPED, Location.RCVQ_FULL)
 Row = dict[str, Any]

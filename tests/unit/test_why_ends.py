@@ -292,8 +292,9 @@ def test_a_timeout_with_nothing_unacknowledged_is_of_keepalive() -> None:
                    bytes_sent=5, bytes_acked=5, limit_ns={"idle": MS})  # fmt: skip
     text = " ".join(verdict(one))
     assert "the probes of keepalive had no answer" in text and "not at the network" not in text
-    waits = dataclasses.replace(one, bytes_sent=500)
-    assert "keepalive" not in " ".join(verdict(waits))
+    for more in ({"bytes_sent": 500}, {"rto_unanswered": 1}, {"limit_ns": {"zero_window": MS}}):
+        waits: Any = dataclasses.replace(one, **more)  # for data, for a FIN, for a window
+        assert "keepalive" not in " ".join(verdict(waits)), more
 
 
 def test_what_was_never_established_was_not_opening_for_part_of_its_time() -> None:
@@ -307,9 +308,13 @@ def test_what_was_never_established_was_not_opening_for_part_of_its_time() -> No
 
 def test_a_reader_that_is_behind_is_what_its_sender_names() -> None:
     sender = receiver(bytes_received=0, limit_ns={"rwnd": MS}, snd_wnd_max=1 << 20)
-    behind = receiver(receiving_ns={"rx_app": MS, "rx_autotune": 1}, reader_behind_max=1 << 19)
+    behind = receiver(receiving_ns={"rx_app": MS, "rx_autotune": 1}, limit_ns={"idle": MS},
+                      reader_behind_max=1 << 19)  # fmt: skip
     assert "tcp_rmem" in verdict(sender)[0]
     assert "the program there reads too slowly, it was up to 524 kB" in verdict(sender, behind)[0]
+    for told in ({}, {"rx_app": 0}, {"rx_app": MS, "rx_autotune": 2 * MS}):
+        kept_up = dataclasses.replace(behind, receiving_ns=told)
+        assert "reads too slowly" not in verdict(sender, kept_up)[0]
 
 
 def test_a_socket_that_bbr_paced_stays_paced() -> None:

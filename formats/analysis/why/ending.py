@@ -79,9 +79,10 @@ def closed_before(one: Connection) -> str:
 
 
 def died_idle(one: Connection) -> bool:
-    """Whether a timeout ended it while all that was sent was acknowledged."""
+    """Whether a timeout ended it while nothing, nor a FIN, waited for an ACK or a window."""
     is_timeout = kind_of_end(one.end_reason, one.errno) == _TIMED_OUT
-    return is_timeout and one.established and one.bytes_sent <= one.bytes_acked
+    waits = one.bytes_sent > one.bytes_acked or one.rto_unanswered or "zero_window" in one.limit_ns
+    return is_timeout and one.established and not waits
 
 
 def is_reset(one: Connection) -> bool:

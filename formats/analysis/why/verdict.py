@@ -171,8 +171,7 @@ def _rwnd(one: Connection, peer: Connection | None) -> str:
     zero = one.share("zero_window")
     shut = f", {100 * zero:.0f} % with a window of 0" if zero >= 0.01 else ""
     text = f"limited by the receiver's window (at most {window}{shut}{more}): "
-    if peer is not None and max(peer.receiving_ns, key=peer.receiving_ns.__getitem__,
-                                default="") == "rx_app":  # fmt: skip
+    if peer is not None and _is_behind(peer):
         return text + (
             f"the program there reads too slowly, it was up to "
             f"{human_bytes(peer.reader_behind_max)} behind; a larger buffer only hides pauses"
@@ -190,6 +189,13 @@ def _rwnd(one: Connection, peer: Connection | None) -> str:
     if _is_capped(one.snd_wnd_max, one.snd_wscale):
         return text + remedies.scaling(one)
     return text + remedies.larger_window(one, peer)
+
+
+def _is_behind(one: Connection) -> bool:
+    """Whether its reader held a receiver back for longer than all else."""
+    held = one.receiving_ns
+    behind = held.get("rx_app", 0)
+    return behind >= max(LEAST_SHARE * sum(one.limit_ns.values()), *held.values(), 1)
 
 
 def _is_capped(window: int, scale: int | None) -> bool:
