@@ -270,10 +270,10 @@ def _read(source: why.Source, chosen: Many[_Chosen], zero_ns: int) -> None:
                 rows = slice(*spans[one.conn_id])
                 columns = {name: values[rows] for name, values in block.rows.items()}
                 one.reading.add(columns, np.maximum(block.times_ns[rows] - zero_ns, 0) / 1e9)
-    for one in chosen if losses is not None else ():
-        assert losses is not None
-        one.losses.add(np.maximum(losses.begin_ns - zero_ns, 0) / 1e9,
-                       (losses.end_ns - zero_ns) / 1e9, losses.missing)  # fmt: skip
+    if losses is not None:
+        begin, end = (times - zero_ns for times in (losses.begin_ns, losses.end_ns))
+        for one in chosen:
+            one.losses.add(np.maximum(begin, 0) / 1e9, end / 1e9, losses.missing)
 
 
 def _tally(rows: Array, chosen: Many[_Chosen], zero_ns: int) -> None:

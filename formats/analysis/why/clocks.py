@@ -33,7 +33,7 @@ _AHEAD = 1000
 _BURSTS = 3
 """Fewer of them tell nothing of a rate."""
 _HELD_NS = 1_000_000
-"""A block that does not wait is sent sooner, when the ACK before it has come."""
+"""A piece that does not wait is sent sooner, when the ACK before it has come."""
 _NOTHING = np.array([NUMBER["app"], NUMBER["closing"]], np.int8)
 
 
@@ -87,7 +87,7 @@ def quiet(block: Block, limit: Array, before: Mapping[str, Array]) -> tuple[Arra
     nobody_paces = block.rows.get("sk_pacing_status", np.zeros(len(block), np.uint16)) == 0
     ends = una == before["written"]
     left = (before["written"] - sent).astype(np.uint32)
-    # A block that was there when all before it was acknowledged, and less than a segment.
+    # A piece that was there when all before it was acknowledged, and less than a segment.
     holds = (una == sent) & (left > 0) & (left < block["mss"]) & nobody_paces
     rows = np.flatnonzero(
         (ends | holds)

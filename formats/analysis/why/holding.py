@@ -86,7 +86,7 @@ def held_back(
     stays &= ~is_told[rows]
     if NEXT_TX in block.rows:
         stays |= _ends_a_message(block, written, before, rows)
-    # Where a write is acknowledged within microseconds, its last block is held back for less.
+    # Where a write is acknowledged within microseconds, its last piece is held back for less.
     stays &= block.times_ns[rows] - since > _HELD_NS
     rows, since = rows[stays], since[stays]
     start = before["time"][rows]

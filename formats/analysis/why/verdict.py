@@ -241,8 +241,10 @@ def _cwnd(one: Connection) -> str:
         if 2 * slow > one.share("cwnd"):
             text += "it was still growing, so it had met no limit of the path"
         else:
-            text += "no loss and no queue shows a limit of the path: it grew slowly, or marks " \
-                    "(ECN) or a clamp held it"
+            text += (
+                "no loss and no queue shows a limit of the path: it grew slowly, or marks (ECN) or "
+                "a clamp held it"
+            )
     else:
         text += f"the path is the limit, as {one.ca_name or 'its congestion control'} sees it"
     if slow > 0.5 and not again and one.duration_s < _SHORT_S:
