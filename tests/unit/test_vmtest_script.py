@@ -144,19 +144,18 @@ def test_a_kernel_that_cannot_be_had_fails_and_stops_no_other(
             raise vmtest.Failure("no package")
         return f"{wanted}.0-1-amd64", Path("/nowhere")
 
-    boots((ALL, ""), (ALL, ""))
+    boots((ALL, ""))
     monkeypatch.setattr(tools, "get_tools", lambda machines: None)
     monkeypatch.setattr(kernels, "check_bootable", lambda *_: None)
     monkeypatch.setattr(kernels, "get_kernel", get_kernel)
-    monkeypatch.setattr(arm64, "get_userland", lambda: None)
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert vmtest.main(["--ci", "--", *TESTS]) == 1
     said = capsys.readouterr().out
     assert "kernel 6.1 was NOT tested: no package" in said
-    assert said.splitlines()[-1] == f"vmtest: {2 * len(TESTS)} passed, 0 failed, 0 skipped"
+    assert said.splitlines()[-1] == f"vmtest: {len(TESTS)} passed, 0 failed, 0 skipped"
 
 
-def test_ci_parts_the_tests_among_three_kernels(
+def test_ci_parts_the_tests_among_two_kernels(
     vmtest: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {}
