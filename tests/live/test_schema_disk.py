@@ -96,8 +96,9 @@ def test_sums_are_those_of_diskstats(
     milliseconds = after[3] - before[3]
     assert len(set(found["tid"].tolist())) == depth
     total_ns = int((found["completed_ns"] - found["inserted_ns"]).sum())
-    # The kernel's clock starts a little earlier and stops a little later.
-    assert total_ns / 1e6 == pytest.approx(milliseconds, rel=0.05, abs=0.01 * READS)
+    # The kernel's clock starts a little earlier and stops a little later: on a busy machine by up
+    # to 0.1 ms a request.
+    assert -0.01 * READS < milliseconds - total_ns / 1e6 < 0.05 * milliseconds + 0.1 * READS
     if depth == 1:
         assert found.queued_ns.sum() < 0.1 * total_ns
     for event in ("DISK_INSERT", "DISK_ISSUE", "DISK_COMPLETE"):
