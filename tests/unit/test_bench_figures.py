@@ -21,24 +21,14 @@ from scripts.benchmark.main import MEASURES
 from scripts.benchmark.release import FILE, MOST, figures, renew, slower_than_release, too_slow
 from scripts.benchmark.results import (
     Results,
-    number,
-    percent,
-    ratios,
-    slowdowns,
-    spread,
     standard_error,
 )
 from scripts.benchmark.slowdown import (
     WORK,
-    Mean,
-    beside,
     deciding,
-    mean_cpu,
     mean_slowdown,
     scatter_of,
-    worst,
 )
-from tcpkmon.formats.base.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -57,22 +47,6 @@ def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_spread_is_median_and_range() -> None:
-    found = spread([3.0, 1.0, 2.0])
-    assert found is not None
-    assert (found.median, found.low, found.high, found.rounds) == (2.0, 1.0, 3.0, 3)
-    assert found.text(1) == "2.0 (1.0 to 3.0)"
-    assert found.text(0, 1000) == "2,000 (1,000 to 3,000)"
-    single = spread([5.0])
-    assert single is not None and single.text() == "5.00"
-    assert spread([]) is None
-
-
-def test_of_many_rounds_the_quartiles_are_told() -> None:
-    found = spread([float(n) for n in range(11)])
-    assert found is not None and (found.low, found.median, found.high) == (2.0, 5.0, 8.0)
-
-
 def test_standard_error_is_that_of_the_median_of_normal_values() -> None:
     random.seed(1)
     medians, errors = [], []
@@ -82,22 +56,6 @@ def test_standard_error_is_that_of_the_median_of_normal_values() -> None:
         errors.append(standard_error(values))
     assert statistics.fmean(errors) == pytest.approx(statistics.stdev(medians), rel=0.15)
     assert math.isnan(standard_error([1.0]))
-
-
-def test_ratios_and_slowdowns_are_taken_round_by_round() -> None:
-    assert ratios([2.0, 30.0, 1.0], [1.0, 10.0, 0.0]) == [2.0, 3.0]
-    assert slowdowns([50.0, 100.0, 0.0], [100.0, 100.0, 5.0]) == [1.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(1234567.8, "1,234,568"), (0.126, "0.13"), (float("nan"), "-")]
-)
-def test_numbers_for_people(value: float, text: str) -> None:
-    assert number(value) == text
-
-
-def test_percent() -> None:
-    assert percent(0.1234) == "12.3 %"
 
 
 def filled(**rate_of: float) -> Results:
@@ -128,16 +86,6 @@ def scatter(results: Results, work: str, percents: float) -> None:
         results.add(slowdown.NAME, work, slowdown.OFF, 100 / (1 + value / 100))
 
 
-def test_means_are_of_all_work() -> None:
-    results = filled(default=90.0, perf=80.0)
-    mean = mean_slowdown(results, slowdown.DEFAULT)
-    assert mean is not None and mean.value == pytest.approx(1 / 9)
-    assert mean_cpu(results, slowdown.DEFAULT) == pytest.approx(10 / 9)
-    assert mean_slowdown(results, slowdown.FILTERED) is None
-    results.values[slowdown.NAME]["churn"][slowdown.DEFAULT] = [50.0]
-    assert worst(results, slowdown.DEFAULT, slowdown.PERF, list(WORK)) == "churn: 4.00"
-
-
 def test_what_scatters_decides_nothing() -> None:
     """Absent against absent: one work is steady, another is not, though its median is as good."""
     results = filled(default=90.0, perf=50.0)
@@ -152,21 +100,6 @@ def test_what_scatters_decides_nothing() -> None:
     assert "5.9 %" in text and "150.0 %" in text, "it is printed all the same"
     results.quick = True
     assert deciding(results) == list(WORK)
-
-
-def test_where_all_work_scatters_there_is_no_mean() -> None:
-    results = filled(default=90.0, perf=50.0)
-    for work in WORK:
-        scatter(results, work, 20.0)
-    assert mean_slowdown(results, slowdown.DEFAULT) is None
-    assert tables.row_of(results)[3:8] == ["-"] * 5
-
-
-def test_a_ratio_is_not_told_where_the_other_slowdown_is_noise() -> None:
-    ours, noise = Mean(0.169, 0.046), Mean(0.039, 0.051)
-    assert beside(ours, noise) == "16.9 % \u00b1 4.6 against 3.9 % \u00b1 5.1"
-    assert beside(ours, Mean(0.1, 0.01)) == "1.69 \u00b1 0.49"
-    assert beside(Mean(0.25, math.nan), Mean(0.1, math.nan)) == "2.50"
 
 
 def shown(results: Results) -> str:
@@ -185,21 +118,6 @@ def whole() -> Results:
     for name in MEASURES:
         results.seconds[name] = 1.0
     return results
-
-
-def test_the_terminal_shows_every_section() -> None:
-    assert set(tables.SECTIONS) == set(MEASURES)
-    results = whole()
-    for work in WORK:
-        scatter(results, work, 1.0)
-    results.skip(reading.NAME, "tcpkmon decode", "bad \x1b[31m news")
-    text = shown(results)
-    for title, _ in tables.SECTIONS.values():
-        assert title in text
-    for part in ("25.0 %", "0.25", "50.0", "Skipped: tcpkmon decode"):
-        assert part in text
-    assert "\x1b[31m" not in text
-    assert shown(Results()) == ""
 
 
 def test_a_run_writes_the_row_of_its_model_and_leaves_the_others(tmp_path: Path) -> None:
@@ -223,40 +141,6 @@ def test_a_run_writes_the_row_of_its_model_and_leaves_the_others(tmp_path: Path)
     assert not list(tmp_path.glob("*.new"))
 
 
-def test_no_row_is_made_of_a_quick_run_or_of_a_part(tmp_path: Path) -> None:
-    results = whole()
-    results.quick = True
-    with pytest.raises(UsageError, match="these are quick"):
-        tables.write_row(results, DOCS / "cost.md")
-    results.quick = False
-    del results.seconds[rates.NAME]
-    with pytest.raises(UsageError, match="lack rates"):
-        tables.write_row(results, DOCS / "cost.md")
-    saved = tmp_path / "saved.json"
-    saved.write_text(results.to_json())
-    for words in (["--quick"], ["--only", "rates"], ["--read", str(saved)]):
-        done = run_bench("--docs", *words)
-        assert done.returncode == 2 and "whole run" in done.stderr, done.stderr
-
-
-def test_saved_results_are_reported_without_measuring(tmp_path: Path) -> None:
-    saved = tmp_path / "saved.json"
-    saved.write_text(whole().to_json())
-    done = run_bench("--read", str(saved))
-    assert done.returncode == 0, done.stderr
-    assert "Record rate" in done.stdout
-    saved.write_text("{}}")
-    done = run_bench("--read", str(saved))
-    assert done.returncode == 1
-    assert done.stderr.startswith("bench: ") and "Traceback" not in done.stderr
-
-
-def test_unknown_section_is_refused_before_anything_is_measured() -> None:
-    done = run_bench("--only", "rates,nonsense", "--quick")
-    assert done.returncode == 2
-    assert "nonsense" in done.stderr and "slowdown" in done.stderr
-
-
 def test_ci_fails_only_on_what_is_several_times_slower() -> None:
     assert too_slow(Results()) == []
     assert too_slow(filled(same=50.0, perf=80.0)) == []
@@ -269,16 +153,6 @@ def test_ci_fails_only_on_what_is_several_times_slower() -> None:
     add_lean(results, rates.PERF_LEAN, cpu_us=0.2, kernel_us=0.8)
     add_lean(results, rates.LEAN, cpu_us=5.0, kernel_us=0.8)
     assert len(too_slow(results)) == 1
-
-
-def test_results_come_back_from_json() -> None:
-    results = filled(default=80.0)
-    results.skip("a", "twice", "gone")
-    again = Results.from_json(results.to_json())
-    assert again == results
-    for text in ("[]", "{", '{"other": 1}', "3"):
-        with pytest.raises(ValueError):
-            Results.from_json(text)
 
 
 def quick(reader_us: float = 0.3, bytes_a_record: float = 360.0) -> Results:
@@ -337,8 +211,3 @@ def test_a_quick_run_exits_with_1_when_it_is_slower(tmp_path: Path) -> None:
     assert f"bench: too slow: {READER}" in done.stderr
     # Only a quick run has limits.
     assert run_bench("--read", str(saved)).returncode == 0
-
-
-def test_figures_of_a_release_are_those_of_a_quick_run() -> None:
-    done = run_bench("--release")
-    assert done.returncode == 2 and "--quick" in done.stderr

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scripts.vm import arm64, guests, kernels, main, tools, ubuntu
+from scripts.vm import guests, kernels, main, tools, ubuntu
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "vmtest"
 KERNEL = ("6.1.0-1-amd64", Path("/nowhere"))
@@ -59,13 +58,6 @@ ALL = dict.fromkeys(TESTS, "passed")
 
 def run(vmtest: ModuleType, tmp_path: Path, left_s: float = 3600.0) -> Any:
     return vmtest.test_guest(KERNEL, TESTS, tmp_path / "logs", time.monotonic() + left_s)
-
-
-def test_all_passed(vmtest: ModuleType, boots: Any, tmp_path: Path) -> None:
-    asked = boots((ALL, ""))
-    verdict = run(vmtest, tmp_path)
-    assert verdict.good
-    assert asked == [list(TESTS)]
 
 
 def test_what_did_not_pass_is_booted_once_more(
@@ -153,41 +145,6 @@ def test_a_kernel_that_cannot_be_had_fails_and_stops_no_other(
     said = capsys.readouterr().out
     assert "kernel 6.1 was NOT tested: no package" in said
     assert said.splitlines()[-1] == f"vmtest: {len(TESTS)} passed, 0 failed, 0 skipped"
-
-
-def test_ci_parts_the_tests_among_two_kernels(
-    vmtest: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = {}
-
-    def test_guest(kernel: tuple[str, Path], tests: Sequence[str], *_: Any) -> guests.Verdict:
-        asked[kernel[0]] = tests
-        return guests.Verdict(kernel[0], dict.fromkeys(tests, "passed"))
-
-    monkeypatch.setattr(vmtest, "test_guest", test_guest)
-    monkeypatch.setattr(tools, "get_tools", lambda machines: None)
-    release = {"newest": "7.3.4-amd64", "newest-rt": "7.3.4-rt-amd64"}.get
-    get = lambda wanted: (release(wanted, wanted), Path("/nowhere"))  # noqa: E731
-    monkeypatch.setattr(kernels, "check_bootable", lambda *_: None)
-    monkeypatch.setattr(kernels, "get_kernel", get)
-    monkeypatch.setattr(arm64, "get_userland", lambda: None)
-    monkeypatch.setattr("os.getuid", lambda: 0)
-    assert vmtest.main(["--ci"]) == 0
-    wanted = {test for test, series in vmtest.CI_TESTS.items() if series}
-    assert {*asked["6.1"], *asked["7.3.4-amd64"]} == wanted
-    for kernel in vmtest.CI_SERIES:
-        tests = asked["7.3.4-amd64" if kernel == "newest" else kernel]
-        assert "tests/vm/test_vm_ways.py::test_all_programs_load_and_record" in tests
-    assert vmtest.main(["--full"]) == 0
-    assert asked["5.10"] == vmtest.OLD_TESTS
-    assert asked["6.12"][0] == "tests/vm/test_vm_latecpu.py"
-    assert asked["6.12"] == asked["7.3.4-rt-amd64"] == (*vmtest.CI_TESTS, *vmtest.MORE_TESTS)
-    assert asked["arm64-6.1"] == (*vmtest.CI_TESTS, *vmtest.ARM64_TESTS)
-    assert asked["arm64-newest-64k"] == asked["arm64-newest-16k"] == vmtest.ARM64_TESTS
-    assert vmtest.main(["arm64-6.1"]) == 0
-    assert asked["arm64-6.1"] == vmtest.ARM64_TESTS
-    assert vmtest.main(["arm64-6.1", "--all"]) == 0
-    assert asked["arm64-6.1"] == asked["6.12"]
 
 
 def test_a_panic_is_seen_and_a_program_that_crashed_is_none() -> None:
@@ -284,31 +241,6 @@ def test_a_name_that_stands_for_none(lists: list[tuple[str, ...]], name: str) ->
         kernels.find_release(name)
 
 
-def test_the_list(vmtest: ModuleType, lists: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert vmtest.main(["--list"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    names = ["6.1", "6.12", "7.2-cloud", "7.3", "7.3-rt"]
-    assert [row[0] for row in rows] == [*names, "arm64-6.1", "arm64-6.12-16k", "arm64-7.0-64k"]
-    assert rows[1][1] == "6.12.90+deb13.1-amd64"
-
-
-@pytest.mark.parametrize(("name", "count"), [("6.1", 1), ("newest", 4), ("newest-rt", 4)])
-def test_what_is_fetched_has_one_layout(
-    lists: list[tuple[str, ...]], name: str, count: int
-) -> None:
-    release, folder = kernels.get_kernel(name)
-    (command,) = (command for command in lists if "download" in command)
-    packages = command[command.index("download") + 1 :]
-    assert len(packages) == count
-    assert {package.split("-", 2)[2] for package in packages} == {release}
-    assert (folder / "boot" / f"vmlinuz-{release}").read_bytes() == b"kernel"
-    assert (folder / "lib/modules" / release).is_dir()
-    assert next(c for c in lists if c[0] == "depmod")[:2] == ("depmod", "-b")
-    lists.clear()
-    assert kernels.get_kernel(name) == (release, folder)
-    assert not [command for command in lists if "download" in command]
-
-
 def test_a_kernel_without_9p_is_not_booted(tmp_path: Path) -> None:
     folder = tmp_path / "lib/modules/7.3.4-amd64/kernel/fs/9p"
     folder.mkdir(parents=True)
@@ -316,49 +248,6 @@ def test_a_kernel_without_9p_is_not_booted(tmp_path: Path) -> None:
     folder.rmdir()
     with pytest.raises(kernels.Failure, match="no 9p"):
         kernels.check_bootable("7.3.4-amd64", tmp_path)
-
-
-def test_modules_come_after_what_they_need(tmp_path: Path) -> None:
-    rows = ["k/fs/9p/9p.ko.xz: k/net/9pnet.ko.xz k/fs/netfs.ko", "k/net/9pnet.ko.xz:",
-            "k/drivers/virtio-pci.ko: k/a/legacy.ko k/a/modern.ko"]  # fmt: skip
-    (tmp_path / "modules.dep").write_text("\n".join(rows))
-    found = arm64.in_order(tmp_path, ("virtio_pci", "9p", "built_in"))
-    names = ["modern.ko", "legacy.ko", "virtio-pci.ko", "netfs.ko", "9pnet.ko.xz", "9p.ko.xz"]
-    assert [path.name for path in found] == names
-
-
-def test_a_kernel_is_taken_out_of_a_program_of_efi(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its section .linux has another such program: where the compressed kernel is, and its size."""
-    packed = b"MZ\0\0zimg" + struct.pack("<II", 32, 6) + bytes(16) + b"packed" + bytes(9)
-    section = struct.pack("<8s4I16x", b".linux", len(packed), 0, len(packed), 200)
-    head = struct.pack("<HHIIIHH", 0, 1, 0, 0, 0, 0, 0)
-    program = (b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", 64) + b"PE\0\0" + head + section)
-    image = tmp_path / "vmlinuz"
-    image.write_bytes(program.ljust(200, b"\0") + packed)
-    commands = []
-    monkeypatch.setattr(ubuntu, "run", lambda *command: commands.append(command))
-    ubuntu.unpack_image(image)
-    assert commands[0][0] == "zstd"
-    assert (tmp_path / "vmlinuz.zst").read_bytes() == b"packed"
-    image.write_bytes(b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", 64) + b"PE\0\0" + bytes(200))
-    with pytest.raises(tools.Failure, match="no kernel in it"):
-        ubuntu.unpack_image(image)
-
-
-def test_the_systems_sources_and_lists_are_not_used(lists: list[tuple[str, ...]]) -> None:
-    kernels.list_packages("amd64")
-    kernels.list_packages("amd64")
-    updates = [command for command in lists if "update" in command]
-    assert len(updates) == 1, "not again on the same day"
-    own = str(tools.cache() / "apt")
-    for command in lists:
-        options = dict(word.split("=", 1) for word in command if word.startswith(("Dir", "APT::")))
-        assert options["Dir::Etc::sourcelist"] == str(kernels.SOURCES)
-        for name in ("Dir::Etc::sourceparts", "Dir::State", "Dir::Cache"):
-            assert options[name].startswith(own)
-    assert "Signed-By: /usr/share/keyrings/debian-archive-" in kernels.SOURCES.read_text()
 
 
 def test_the_tests_for_guests_are_there(vmtest: ModuleType) -> None:
