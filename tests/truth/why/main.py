@@ -24,7 +24,7 @@ from tests.truth.why.unseen import UNSEEN as UNSEEN_FIRST
 from tests.truth.why.unseen_more import UNSEEN_MORE
 from tests.truth.why.unseen_third import UNSEEN_THIRD
 
-PAGE = DOCS / "why.md"
+PAGE = DOCS / "why-accuracy.md"
 UNSEEN = (*UNSEEN_FIRST, *UNSEEN_MORE, *UNSEEN_THIRD)
 File = click.Path(dir_okay=False, path_type=Path)
 
@@ -45,7 +45,7 @@ File = click.Path(dir_okay=False, path_type=Path)
 @click.option("--verdicts", is_flag=True,
               help="In place of scenarios, transfers of real programs: what `tcpkmon why` says.")
 @click.option("--docs", is_flag=True,
-              help="Write the tables into docs/why.md, the verdicts into docs/verdicts.md.")
+              help="Write the tables into docs/why-accuracy.md, the verdicts into docs/verdicts.md.")
 def command(
     rounds: int,
     only: str,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/why.md: how often each limit that was made was found."""
+"""The tables of docs/why-accuracy.md: how often each limit that was made was found."""
 
 from __future__ import annotations
 
