@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/why-accuracy.md: what was found counts where it is true, in each part of the time."""
+"""The tables of docs/why-accuracy.md: what was found counts where it is true, at each time."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ File = click.Path(dir_okay=False, path_type=Path)
 @click.option("--verdicts", is_flag=True,
               help="In place of scenarios, transfers of real programs: what `tcpkmon why` says.")
 @click.option("--docs", is_flag=True,
-              help="Write the tables into docs/why-accuracy.md, the verdicts into docs/verdicts.md.")
+              help="Write docs/why-accuracy.md, or the verdicts into docs/verdicts.md.")
 def command(
     rounds: int,
     only: str,
