@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 PORT, CALLS = 5998, 1000
-OUT = Path("/run/captures")
 FOLDER = Path("/var/lib/tcpkmon/tcp")
 """Of the service's capture."""
 WAIT_S = 600.0
-COLUMNS = "default,cgroup,uid,pid,comm,protocols,mptcp_token"
 READ = """
 import json, sys
 from pathlib import Path
@@ -105,60 +101,6 @@ def verify_folder() -> None:
     text = run("tcpkmon", "verify", str(FOLDER), code=None)
     print(text, flush=True)
     assert "does not add up" not in text and "adds up" in text
-
-
-@contextmanager
-def serving(port: int) -> Iterator[None]:
-    """Accepts and closes what comes."""
-    listener = socket.create_server(("0.0.0.0", port), backlog=512)
-
-    def serve() -> None:
-        while True:
-            try:
-                end, _ = listener.accept()
-            except OSError:
-                return
-            with end:
-                end.recv(100)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join()
-
-
-@contextmanager
-def capturing(**options: str) -> Iterator[None]:
-    """Captures of these names, with these options each."""
-    OUT.mkdir(exist_ok=True)
-    running = []
-    for name, more in options.items():
-        ready, told = os.pipe()
-        words = ["collect", "-o", f"{OUT}/{name}.pm", "--force", "--columns", COLUMNS,
-                 "--ready-fd", str(told), *more.split()]  # fmt: skip
-        running.append(subprocess.Popen(words, pass_fds=(told,)))
-        os.close(told)
-        assert os.read(ready, 1), f"collect did not start: {words}"
-        os.close(ready)
-    try:
-        yield
-    finally:
-        for one in running:
-            one.send_signal(signal.SIGINT)
-        assert all(one.wait(WAIT_S) == 0 for one in running)
-
-
-def rows_of(name: str) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        ["tcpkmon", "connections", "--format", "json", "--columns", "all", f"{OUT}/{name}.pm"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode in (0, 3), done  # on an emulated CPU a program may miss an event
-    return list(json.loads(done.stdout)["connections"])
 
 
 def play(*tests: Callable[[], None], journal: Sequence[str] = ()) -> None:

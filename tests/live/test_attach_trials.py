@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tcpkmon.collector.linux import bpf
-from tcpkmon.collector.linux.btf import Btf, Kind
+from tcpkmon.collector.linux.btf import Btf
 from tcpkmon.collector.loader import attach_trials
 from tcpkmon.collector.loader.attach_trials import Probing
 from tests.descriptors import descriptors
@@ -30,10 +30,6 @@ def test_an_absent_target_has_a_reason(btf: Btf, kind: str) -> None:
     asked = Probing(btf)
     assert not asked.can(kind, "tcpkmon_no_such_function")
     assert asked.why_not(kind, "tcpkmon_no_such_function")
-
-
-def test_iterators(btf: Btf) -> None:
-    assert Probing(btf).can("iter", "tcp") == (btf.find(Kind.FUNC, "bpf_iter_tcp") is not None)
 
 
 def test_answers_are_kept(btf: Btf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,8 +55,3 @@ def test_probing_leaves_no_descriptor_and_is_quick(btf: Btf) -> None:
             asked.can(kind, target)
     assert time.process_time() - used < (60 if "TCPKMON_GUEST" in os.environ else 5)
     assert descriptors() == before
-
-
-def test_an_unknown_kind_is_a_mistake(btf: Btf) -> None:
-    with pytest.raises(ValueError, match="no such kind"):
-        Probing(btf).can("tracepoint", "main")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import tcpkmon
 from tcpkmon.collector.control.choosing import choose
@@ -135,42 +133,6 @@ def test_steps_samples_and_back(tmp_path: Path) -> None:
     )
     span_s = (int(inside["time_ns"].max()) - last.after_ns) / 1e9
     assert len(inside) * outcome.capture.header.entry_size / span_s < 1.2 * RATE
-
-
-@pytest.mark.full
-def test_the_capture_s_cpu_returns_below(tmp_path: Path) -> None:
-    load = Load(turn_s=0.0)
-    options = ("--ports", str(load.port), "--max-cpu", "1%", "--no-existing", "--back-after", "60s")
-    try:
-        with capturing(tmp_path / "a.pm", *options) as capture:
-            pid = capture.process.pid
-            with load:
-                wait_until(lambda: level_of(capture))
-                wait_until(lambda: not moved(capture))
-                before_s = cpu_s(pid)
-                threading.Event().wait(3)
-                used = (cpu_s(pid) - before_s) / 3
-                level = level_of(capture)
-            outcome = capture.stop()
-    finally:
-        load.close()
-    outcome.check_complete()
-    assert "budget: CPU at " in outcome.errors
-    assert used < 0.01 * 1.1 or level == len(outcome.capture.settings["budget"]["steps"])
-    assert verify_file(tmp_path / "a.pm").exit_code == 0
-
-
-def moved(capture: Running) -> bool:
-    """Whether it takes a step in a time that is enough for one."""
-    before = level_of(capture)
-    threading.Event().wait(2.5)
-    return level_of(capture) != before
-
-
-def cpu_s(pid: int) -> float:
-    """What a process used so far, all threads."""
-    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def check_samples(records: Records, levels: list[Change]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 import select
 import signal
 import socket
@@ -162,10 +161,6 @@ def test_a_terminal_is_no_place_for_a_file() -> None:
     check_refused(Done(done.returncode, b"", done.stderr), 1, "terminal")
 
 
-def test_two_things_for_standard_output() -> None:
-    check_refused(run([COLLECT, "--print", "-o", "-"]), 2, "--print")
-
-
 def test_without_root(folder: Path) -> None:
     folder.chmod(0o777)
     done = run(as_nobody("collect", "-o", folder / "x.pm"))
@@ -190,29 +185,6 @@ def test_the_files_mode(umask: int, space: Space, folder: Path) -> None:
     assert (done.code, done.stdout, done.stderr) == (0, b"", "")
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert os.listdir(folder) == ["x.pm"]
-
-
-def test_force_replaces_a_file(space: Space, folder: Path) -> None:
-    path = folder / "x.pm"
-    path.write_text("old")
-    path.chmod(0o666)
-    command = [COLLECT, "--force", "--netns", space.path, "-o", str(path), "--duration", "50ms"]
-    done = run(command)
-    assert (done.code, done.stdout) == (0, b""), done.stderr
-    assert len(done.lines) == 2 and "lost: none" in done.stderr
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert verify(path, 0)["end_reason"] == "duration"
-    assert os.listdir(folder) == ["x.pm"]
-
-
-def test_nothing_matched_says_what_was_there(space: Space, folder: Path) -> None:
-    path = folder / "x.pm"
-    with Collector("--ports", "9", "-o", str(path)).ready() as collector:
-        exchange(count=20)
-        done = collector.finish()
-    assert done.code == 0, done.stderr
-    said = re.search(r"nothing matched: ([\d,]+) events were .* have ports \d+", done.stderr)
-    assert said and int(said[1].replace(",", "")) >= 20, done.stderr
 
 
 def test_stop_after(space: Space, folder: Path) -> None:
@@ -247,33 +219,12 @@ def test_a_capture_through_a_pipe(space: Space, folder: Path) -> None:
     assert verify(path, 0)["totals"]["in_file"] > 20
 
 
-def test_a_command_that_prints_leaves_the_capture_whole(space: Space, folder: Path) -> None:
-    path = folder / "x.pm"
-    common = [COLLECT, "-q", "--netns", space.path, "-o", "-", "--"]
-    done = run([*common, "sh", "-c", "echo said; exit 7"])
-    path.write_bytes(done.stdout)
-    assert (done.code, done.stderr) == (7, "said\n")
-    assert verify(path, 0)["end_reason"] == "command ended"
-
-
 def test_messages_never_get_into_the_capture(folder: Path) -> None:
     with (folder / "x.pm").open("wb") as stream:
         process = subprocess.Popen([COLLECT, "-o", "-"], stdout=stream, stderr=stream)
         assert process.wait(WAIT_S) == 2
     text = (folder / "x.pm").read_text()
     assert text.count("\n") == 1 and "standard error are one file" in text
-
-
-def test_a_pipe_that_nobody_reads_any_more(space: Space) -> None:
-    read, write = os.pipe()
-    with Collector("--netns", space.path, "-o", "-", stdout=write) as collector:
-        os.close(write)
-        collector.ready()
-        os.close(read)
-        space.run(exchange)
-        done = collector.finish(None)
-    assert done.code == 141, done.stderr
-    assert done.stderr == ""
 
 
 def test_printed_records(space: Space, folder: Path) -> None:
@@ -308,18 +259,6 @@ def test_printing_to_a_closed_pipe(space: Space, folder: Path) -> None:
         done = collector.finish(None)
     assert done.code == 141, done.stderr
     assert done.stderr == ""
-    assert verify(path, 0)["proven_end"]
-
-
-def test_printing_to_a_full_device(space: Space, folder: Path) -> None:
-    path = folder / "x.pm"
-    with open("/dev/full", "wb") as full, Collector(
-        "--netns", space.path, "--print", "-o", str(path), stdout=full
-    ).ready() as collector:
-        space.run(exchange)
-        done = collector.finish(None)
-    assert done.code == 1
-    assert done.lines == ["collect: No space left on device"]
     assert verify(path, 0)["proven_end"]
 
 
@@ -441,14 +380,3 @@ def test_sudos_caller_runs_the_command(space: Space, folder: Path) -> None:
     done = run([*common, "--", "id", "-u"], env=environment(SUDO_UID="3999999999"))
     check_refused(done, 2, "SUDO_UID")
     assert not os.listdir(folder)
-
-
-def test_second_copies_wait_unless_no_loss_is_allowed(tmp_path: Path) -> None:
-    links = {}
-    with Space() as space:
-        for option in ("--force", "--fail-on-loss"):
-            path = str(tmp_path / f"{option}.pm")
-            with Collector("--netns", space.path, "-o", path, option).ready() as collector:
-                links[option] = collector.links()
-                assert collector.finish().code == 0
-    assert links["--force"] + 5 < links["--fail-on-loss"]

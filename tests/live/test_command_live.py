@@ -70,10 +70,6 @@ def test_it_has_the_callers_limits(tmp_path: Path) -> None:
         assert done.stdout == wanted.stdout, caller
 
 
-def test_without_sudo_it_is_roots(out: Path) -> None:
-    assert output_of(["id", "-u"], out) == ["0"]
-
-
 def test_what_the_caller_may_not_run_is_not_there(tmp_path: Path, nobody: Identity) -> None:
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\n")

@@ -113,21 +113,3 @@ def test_the_writing_thread_may_leave_where_there_is_much_to_do() -> None:
     finally:
         sleeper.kill()
         sleeper.wait()
-
-
-def test_it_stays_where_it_was_pinned() -> None:
-    os.sched_setaffinity(0, CPUS[:1])
-    try:
-        moving = Placing()
-        with busy(CPUS[0]):
-            for _ in range(3):
-                moving.move()
-                assert os.sched_getaffinity(0) == set(CPUS[:1])
-                time.sleep(cpu_affinity.INTERVAL_S)
-    finally:
-        os.sched_setaffinity(0, CPUS)
-
-
-def test_it_stays_where_all_are_busy() -> None:
-    with busy(CPUS[0]), busy(CPUS[1]), running_first():
-        assert set(wakes_up(1.0)) == {CPUS[0]}

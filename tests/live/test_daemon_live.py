@@ -266,20 +266,6 @@ def test_what_cannot_start_ends_the_daemon(daemon: Daemon) -> None:
     ]
 
 
-def test_metrics_without_a_group_are_told(daemon: Daemon) -> None:
-    """Their process is no member of any, so it may not ask the captures of TCP."""
-    metrics = "[metrics]\ntextfile = '@/tcpkmon.prom'\n[capture.calls]\nports = [5001]\n"
-    lacking = "tcpkmon daemon: metrics: nothing of TCP will be told, "
-    daemon.configure(metrics)
-    done = daemon.command("daemon", "--check", "--config", str(daemon.config))
-    assert done.code == 0
-    assert len(done.lines) == 1 and done.lines[0].startswith(lacking)
-    assert "[control] group" in done.lines[0]
-    daemon.configure("[control]\ngroup = 'root'\n" + metrics)
-    done = daemon.command("daemon", "--check", "--config", str(daemon.config))
-    assert (done.code, done.lines) == (0, [])
-
-
 @pytest.mark.full
 def test_what_was_killed_just_now_is_repaired_when_it_is_quiet(
     daemon: Daemon, space: Space

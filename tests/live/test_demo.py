@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
-import venv
 from pathlib import Path
 
 import pytest
@@ -67,50 +64,6 @@ def test_the_demo_shows_real_transfers(tmp_path: Path) -> None:
     with tcpkmon.open(tmp_path / "out" / "demo.pm") as capture:
         assert capture.complete
         assert not capture.damaged
-
-
-@pytest.fixture
-def installed(tmp_path: Path) -> Path:
-    """An environment with tcpkmon from a wheel; what it depends on comes from this one.
-
-    Packages of others in it have the names of our folders.
-    """
-    source, place = tmp_path / "source", tmp_path / "environment"
-    without = shutil.ignore_patterns(".*", "build", "*.egg-info", "*.so")
-    shutil.copytree(ROOT, source, ignore=without)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    build = ["wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(source)]
-    subprocess.run([*pip, *build], check=True, stdin=subprocess.DEVNULL)
-    shutil.rmtree(source)
-    venv.create(place, system_site_packages=True, symlinks=True)
-    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(place)}))
-    # Folders named in a .pth file come last, and their own .pth files (our checkout) do not count.
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    for name in ("bpf", "collector", "formats", "tests"):
-        (site / f"{name}.py").write_text("raise SystemExit(f'imported {__name__}')")
-    (wheel,) = tmp_path.glob("tcpkmon-*.whl")
-    python = str(place / "bin" / "python")
-    install = ["--python", python, "install", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run([*pip, *install], check=True, stdin=subprocess.DEVNULL)
-    return place / "bin" / "tcpkmon"
-
-
-@pytest.mark.full
-def test_the_demo_of_a_wheel(tmp_path: Path, installed: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    python, ask = installed.with_name("python"), "import tcpkmon; print(tcpkmon.__file__)"
-    found = subprocess.check_output([str(python), "-c", ask], cwd=elsewhere, text=True)
-    assert Path(found).is_relative_to(installed.parents[1])
-    told = subprocess.check_output([str(installed), "--version"], cwd=elsewhere, text=True)
-    assert told.startswith("tcpkmon, ")
-    process = start(Path("out"), installed, elsewhere)
-    told, complained = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0, complained
-    assert f"{os.path.relpath(installed.parent, elsewhere)}/pmgraph out/demo.pm" in told
-    assert (elsewhere / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
-    with tcpkmon.open(elsewhere / "out" / "demo.pm") as capture:
-        assert capture.complete
 
 
 def test_under_sudo_what_is_new_belongs_to_the_caller(

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import socket
 import subprocess
 import sys
@@ -21,12 +19,10 @@ import pytest
 from tcpkmon.collector.capturing import start
 from tcpkmon.collector.lab.lab import Bottleneck, Lab
 from tcpkmon.collector.lab.pair import join, listening
-from tests.live.delayed_path import delayed
 
 SERVER = "10.77.0.2"
 CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 PROGRAMS = Path(sys.executable).parent
-ROOT = Path(__file__).parents[2]
 CLIENT = """
 import socket, sys
 for _ in range(int(sys.argv[2])):
@@ -111,22 +107,6 @@ def test_the_setting_comes_first(tmp_path: Path) -> None:
     assert {row["a"]["n"] for row in told["metrics"]} == {8}
 
 
-@pytest.mark.full
-@pytest.mark.timeout(900)
-def test_cubic_differs_from_reno_on_a_long_fat_path(tmp_path: Path) -> None:
-    """20 Mbit/s and 80 ms: 138 segments are on the path, and a third of that in its queue."""
-    paths = [tmp_path / "cubic.pm", tmp_path / "reno.pm"]
-    with Lab(Bottleneck(rate_mbit=20, queue_bytes=50_000)) as lab, delayed(lab, 80):
-        record(lab, paths, 12, 4_000_000, ("cubic", "reno"))
-    code, told = diff(*paths, "--fail-if", "goodput_mean worse 5%")
-    found = results(told)
-    print({name: (one["change"], one["interval"], one["p"]) for name, one in found.items()
-           if one["result"] == "differs"})  # fmt: skip
-    assert found["min_rtt_us"]["a"]["median"] >= 80_000
-    assert found["goodput_mean"]["worse"], found["goodput_mean"]
-    assert code == 3 and found["goodput_mean"]["change"] < -0.05
-
-
 def equal_pair(folder: Path, in_turn: bool) -> dict[str, Any]:
     """Two captures of equal transfers, in turn or one after the other: in what they differ."""
     paths = [folder / "a.pm", folder / "b.pm"]
@@ -145,61 +125,3 @@ def test_equal_captures_give_at_most_one_false_alarm_in_20(tmp_path: Path, in_tu
     alarms = [found for _ in range(20) if (found := equal_pair(tmp_path, in_turn))]
     print(f"{len(alarms)} of 20: {alarms}")
     assert len(alarms) <= 1
-
-
-TRANSFER = """
-import socket, threading, time
-def serve(listener):
-    end, _ = listener.accept()
-    with end:
-        while end.recv(1 << 20):
-            pass
-listener = socket.create_server(("127.0.0.1", PORT))
-server = threading.Thread(target=serve, args=(listener,))
-server.start()
-with socket.create_connection(("127.0.0.1", PORT)) as end:
-    for _ in range(8):
-        end.sendall(bytes(20_000))
-        time.sleep(PAUSE_S)
-server.join()
-"""
-
-
-def test_git_bisect_finds_the_commit(tmp_path: Path) -> None:
-    """The scripts of docs/diff.md, with a port of our own, over five commits."""
-    part = ROOT.joinpath("docs/diff.md").read_text(encoding="utf-8")
-    part = part.partition("## Which commit changed it")[2].partition("\n## ")[0]
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = str(listener.getsockname()[1])
-    listener.close()
-    blocks = [
-        "".join(line[4:] + "\n" for line in lines.splitlines()).replace("5201", port)
-        for lines in re.findall(r"(?:^    .*\n)+", part, re.MULTILINE)
-    ]
-    step, search = blocks
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    (tmp_path / "step.sh").write_text(step, encoding="utf-8")
-    who = {f"GIT_{role}_{what}": "x" for role in ("AUTHOR", "COMMITTER")
-           for what in ("NAME", "EMAIL")}  # fmt: skip
-    environment = {**os.environ, **who, "PATH": f"{PROGRAMS}:{os.environ['PATH']}"}
-
-    def run(*words: str) -> str:
-        return subprocess.run(words, cwd=tree, env=environment, check=True, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout  # fmt: skip
-
-    run("git", "init", "-q")
-    (tree / "Makefile").write_text("all:\n\ttrue\n", encoding="utf-8")
-    script = tree / "transfer.sh"
-    script.write_text(f"#!/bin/sh\nexec {sys.executable} transfer.py\n", encoding="utf-8")
-    script.chmod(0o755)
-    for number, pause_s in enumerate((0.01, 0.01, 0.01, 0.03, 0.03)):
-        text = TRANSFER.replace("PORT", port).replace("PAUSE_S", str(pause_s))
-        (tree / "transfer.py").write_text(f"# {number}{text}", encoding="utf-8")
-        run("git", "add", ".")
-        run("git", "commit", "-q", "-m", f"commit {number}")
-        run("git", "tag", f"c{number}")
-    run("git", "checkout", "-q", "c0")
-    said = run("sh", "-ec", search.replace("BAD", "c4").replace("GOOD", "c0"))
-    first_bad = run("git", "rev-parse", "c3").strip()
-    assert f"{first_bad} is the first bad commit" in said, said

@@ -20,7 +20,6 @@ from tcpkmon.collector.loader.prepare import prepare
 from tcpkmon.collector.plan import engine_config
 from tcpkmon.collector.plan.filters import PIDS, parse
 from tcpkmon.collector.plan.request import Request
-from tcpkmon.formats.base.errors import UsageError
 from tests.live.capturing import Outcome, capturing, read
 from tests.live.faults import COLLECT, run
 
@@ -286,13 +285,6 @@ def test_processes_without_room_are_counted(
         for _ in range(3):
             subprocess.run(["true"], check=True)
         assert kernel.programs(kernel.heads())["state_change"].missed == 3
-
-
-def test_follow_needs_a_command(tmp_path: Path) -> None:
-    done = run([COLLECT, "--follow", "-o", str(tmp_path / "a.pm")])
-    assert done.code == UsageError("").exit_code
-    assert "collect --follow -- COMMAND" in done.stderr
-    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("kinds", KINDS)

@@ -144,18 +144,3 @@ def test_what_could_not_be_sent_is_no_retransmission(tmp_path: Path, lab: Lab) -
     mine = outcome.records.where(lport=port)
     assert len(mine.at("RTO")) >= 3
     assert len(mine.at("RETRANSMIT")) == total
-
-
-def test_a_reset_of_a_listener_names_the_peer(tmp_path: Path, lab: Lab) -> None:
-    with capturing(tmp_path / "a.pm", *within(lab)) as run:
-        with listening(lab.b, lab.b.address4) as listener:
-            port = listener.getsockname()[1]
-            segment = stray(45555, port, lab.a.address4, lab.b.address4)
-            with lab.a.run(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 6)) as raw:
-                raw.sendto(segment, (lab.b.address4, 0))
-                answer = raw.recv(100)
-            assert struct.unpack_from("!HH", answer, 20) == (port, 45555)
-        outcome = run.stop()
-    reset = outcome.records.at("RESET_SENT").where(lport=port)
-    assert reset.one("rport") == 45555
-    assert reset.ends() == [(lab.b.address4, port, lab.a.address4, 45555)]

@@ -57,19 +57,6 @@ def test_the_rows_count_what_is_in_the_table(kind: str, lab: Lab) -> None:
         wait_until(lambda: in_table(kernel) == counted(kernel) == 1)
 
 
-def test_what_the_filter_leaves_out_is_not_in_the_table(lab: Lab) -> None:
-    prepared = prepare(Request(Filters(), "-", existing=False))
-    with started(prepared, lab, ports="9") as kernel:
-        with listening(lab.b, lab.b.address4) as listener:
-            for _ in range(5):
-                join(lab.a, listener, lab.b.address4).close()
-        assert not in_table(kernel)
-        assert counted(kernel) == 0
-        accounts = kernel.heads()["accounts"]
-        assert accounts["attempts"].sum() > 50
-        assert np.array_equal(accounts["attempts"], accounts["filtered"])
-
-
 @pytest.mark.parametrize("most", [32, 64])
 def test_as_many_have_an_identity_as_were_asked_for(most: int, lab: Lab) -> None:
     """The records of all others are counted as lost."""

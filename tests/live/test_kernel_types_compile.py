@@ -137,23 +137,3 @@ def test_a_wrong_offset_does_not_compile(btf: Btf) -> None:
     done = build(header.replace(pad.format(offset), pad.format(offset + 2)) + text)
     assert done.returncode != 0
     assert "sock_common.skc_family" in done.stderr
-
-
-def test_types_of_bcc_do_not_collide(btf: Btf) -> None:
-    text = text_naming("bpf_map", "bpf_sock", "__sk_buff", "xdp_md", "btf_ptr", "bpf_timer")
-    text += "struct sock { int mine; }; enum bpf_map_type; enum xdp_action; union bpf_attr;\n"
-    done = build(kernel_types.make(btf, text) + text)
-    assert done.returncode == 0, done.stderr
-
-
-def test_hundreds_of_types_compile_together(btf: Btf) -> None:
-    """One in fifteen of all that this kernel has: forms that nobody thought of."""
-    text = ""
-    for type_id in range(1, btf.count, 15):
-        tag, name = btf.tag(type_id), btf.name(type_id)
-        if tag and name.isidentifier():
-            text += f"{tag} {name};\n"
-    assert text.count("\n") > 200
-    done = build(kernel_types.make(btf, text) + text)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "warning" not in done.stderr

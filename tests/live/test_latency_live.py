@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +21,7 @@ from tcpkmon.formats.analysis.latency import Latency, Summary, find_flows, make_
 from tcpkmon.formats.analysis.latency.parts import Measured
 from tcpkmon.formats.analysis.latency.report import Flow
 from tcpkmon.formats.analysis.latency.stages import CHAINS, Chain, State
-from tests.live.capturing import ROOT, Pair, connected, join, listening, receive, within
+from tests.live.capturing import Pair, connected, join, listening, receive, within
 from tests.live.schema_logs import Logging
 
 MS = 1_000_000
@@ -349,36 +347,3 @@ def _gaps(folder: Path) -> tuple[list[tuple[int, int]], int]:
                     before = one
             missed += reader.losses.missed
     return spans, missed
-
-
-COMMAND = """
-import socket
-with socket.create_server(("127.0.0.1", 0)) as listener:
-    client = socket.create_connection(listener.getsockname())
-    server, _ = listener.accept()
-    for _ in range(20):
-        client.sendall(bytes(5000))
-        left = 5000
-        while left:
-            left -= len(server.recv(left))
-print("done")
-"""
-
-
-def test_collect_prints_it_at_the_end(tmp_path: Path) -> None:
-    words = ["--latency", "-q", "-o", str(tmp_path / "log"), "--", sys.executable, "-c", COMMAND]
-    done = run("collect", words)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0] == "done"
-    assert any(line.startswith("100,000 bytes: 100,000 measured") for line in lines), done.stdout
-    assert any(line.startswith("whole ") and "100.0 %" in line for line in lines)
-    assert run("tcpkmon", ["latency", str(tmp_path / "log")]).stdout in done.stdout
-
-
-def run(name: str, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    script = f"from tcpkmon.collector.commands import {name}; {name}.main()"
-    return subprocess.run(
-        [sys.executable, "-c", script, *words], cwd=ROOT, capture_output=True, text=True,
-        timeout=100, check=False,
-    )  # fmt: skip

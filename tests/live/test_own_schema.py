@@ -149,21 +149,6 @@ def test_what_the_guide_promises(mine: Path, tmp_path: Path, way: str) -> None:
     assert max(event["parent"] for event in named["CALLED"]) > 0
 
 
-def test_the_compiler_points_into_the_users_file(mine: Path) -> None:
-    text = TEXT.replace("-5,\n", "task,\n").replace("&task->comm, &task->comm", "&task->comm, 7")
-    text = text.replace("klogger(CALLED, MINE", "klogger(CALLED, MIEN")
-    (mine / "mine.bpf.c").write_text(text)
-    plain = run("tcpkmon", "schema", "check", mine)
-    assert plain.returncode == 0, plain.stderr
-    done = run("tcpkmon", "schema", "check", mine, "--compile")
-    assert done.returncode == 2
-    lines = text.splitlines()
-    for mark in ("MIEN", "KLOGGER_how_RUDE, flags"):
-        number = next(at for at, line in enumerate(lines, start=1) if mark in line)
-        assert f"{mine}/mine.bpf.c:{number}" in done.stderr
-    assert "integer conversion" in done.stderr
-
-
 @pytest.mark.parametrize("command", [["collect", "--schema"], ["tcpkmon", "schema", "check"]])
 def test_clang_reports_all_mistakes_at_once(mine: Path, command: list[str]) -> None:
     (mine / "mine.conf").write_text("event IN { int pid; ulonglong misses } event OUT { int pid }")

@@ -175,15 +175,6 @@ def test_each_kind_of_program_may_read(sampler: Sampler, btf: Btf, kind: str) ->
     assert sampler.take() == NO_COUNTER, "closed again"
 
 
-def test_every_software_counter_can_be_read(sampler: Sampler) -> None:
-    with OpenCounters(sampler.loaded.maps, sampler.bound), on_cpu(0):
-        for name in SOFTWARE_NAMES:
-            sampler.choose(name)
-            values = [sampler.take() for _ in range(3)]
-            assert values == sorted(values), name
-            assert values[-1] < NO_COUNTER, name
-
-
 @pytest.mark.parametrize("name", ["cpu_clock", "task_clock"])
 def test_clocks_count_nanoseconds_of_the_cpu(sampler: Sampler, name: str) -> None:
     sampler.choose(name)
@@ -235,38 +226,6 @@ def test_page_faults_are_counted(
             if sampler.take() - before < count:
                 return
         pytest.fail("it counts the other level too")
-
-
-def test_migrations_are_counted_where_tasks_arrive(sampler: Sampler) -> None:
-    cpus = online_cpus()
-    if len(cpus) < 2:
-        pytest.skip("there is one CPU only")
-    sampler.choose("cpu_migrations")
-    with OpenCounters(sampler.loaded.maps, sampler.bound), on_cpu(cpus[0]):
-        before = sampler.take()
-        for _ in range(20):
-            for cpu in (cpus[1], cpus[0]):
-                os.sched_setaffinity(0, {cpu})
-        assert sampler.take() - before >= 20
-
-
-@pytest.mark.parametrize(
-    ("read", "closed"),
-    [
-        ("klogger_get_cpu_clock()", (1 << 32) - 1),
-        ("klogger_get_cpu_clock_ll()", NO_COUNTER),
-        ("klogger_get_counter(KLOGGER_COUNTER1)", (1 << 32) - 1),
-    ],
-)
-def test_by_name_by_number_and_32_bits(btf: Btf, read: str, closed: int) -> None:
-    bound, image = compiled(read)
-    with Loaded(image, btf) as loaded:
-        sampler = Sampler(loaded, bound)
-        sampler.choose("cpu_clock")
-        assert sampler.take() == closed
-        with OpenCounters(loaded.maps, bound), on_cpu(0):
-            first = sampler.take()
-            assert 0 < first < sampler.take() < closed
 
 
 def test_an_unbound_counter_is_refused_by_name() -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from subprocess import PIPE, Popen, run
+from subprocess import PIPE, Popen
 
 import pytest
 
@@ -123,29 +123,6 @@ def test_each_hook_counts_each_packet(tmp_path: Path, packets: Path, version: in
     assert log.ways["PACKET"] == " ".join(f"nf:{hook}" for hook in HOOKS)
     book = log.ledger["PACKET"]
     assert book["attempts"] == book["written"] == len(log.of("PACKET"))
-
-
-def test_packets_pass(packets: Path, tmp_path: Path) -> None:
-    """Programs of kind nf return NF_ACCEPT, in trials too: nothing is ever dropped."""
-    btf = Btf.from_kernel()
-    done = threading.Event()
-
-    def keep_trying() -> None:
-        while not done.is_set():
-            assert Probing(btf).can("nf", "LOCAL_OUT")
-
-    with Lab() as lab:
-        trying = threading.Thread(target=lab.a.run, args=(keep_trying,))
-        trying.start()
-        try:
-            for _ in range(20):
-                ping(lab.a, lab.b.address4)
-        finally:
-            done.set()
-            trying.join()
-        with logging(tmp_path / "log", str(packets)) as running:
-            ping(lab.a, lab.b.address4)
-            running.finish()
 
 
 def test_two_captures_at_once(packets: Path, tmp_path: Path) -> None:
@@ -280,53 +257,3 @@ def test_the_deputy_has_no_more_than_it_needs(packets: Path, tmp_path: Path) -> 
 def has_device(side: Side, name: str) -> bool:
     with side.routes() as routes:
         return bool(routes.link_lookup(ifname=name))
-
-
-def test_rules_see_packets_in_between(packets: Path, tmp_path: Path) -> None:
-    """What a rule of LOCAL_IN drops was seen at PRE_ROUTING, and did not get in."""
-    rules = (
-        "add table inet t\nadd chain inet t c { type filter hook input priority 0 ; }\n"
-        "add rule inet t c meta l4proto icmp drop"
-    )
-    with Lab() as lab, logging(tmp_path / "log", str(packets)) as running:
-        lab.b.command(["nft", rules])
-        with pytest.raises(TimeoutError):
-            ping_once(lab.a, lab.b.address4)
-        b = lab.b.namespace.inode
-        log = running.finish()
-    assert counts(log, 4)[b, "PRE_ROUTING"] == 1
-    assert counts(log, 4)[b, "LOCAL_IN"] == 0
-
-
-def ping_once(side: Side, address: str) -> None:
-    """An echo request; TimeoutError without an answer."""
-    with side.run(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)) as raw:
-        raw.settimeout(0.3)
-        words = -(0x0800 + MARK) % 0xFFFF
-        raw.sendto(struct.pack("!BBHHH", ECHO, 0, words, MARK, 0), (address, 0))
-        while raw.recv(2048)[20] == ECHO:
-            pass
-
-
-def test_an_unknown_hook_has_a_reason() -> None:
-    assert "no netfilter hook INGRESS" in Probing(Btf.from_kernel()).why_not("nf", "INGRESS")
-
-
-def test_what_the_verifier_refuses_is_said(tmp_path: Path) -> None:
-    """It is an error where nothing else is recorded."""
-    bad = 'PROBE(bad, "PACKET", "nf:LOCAL_IN") { u8 a[8] = {}; klogger(PACKET, a[ARG(1)]); }\n'
-    good = 'PROBE(good, "STATE", "btf:inet_sock_set_state") { klogger(STATE, ARG(1)); }\n'
-    conf, head = "event PACKET { uint value }\n", '#include "klogger.h"\n'
-    both = conf + "event STATE { uint value }\n"
-    for name, text, said in (
-        ("bad", make_schema(tmp_path / "bad", conf, head + bad), "nothing that was asked for can"),
-        ("both", make_schema(tmp_path / "both", both, head + bad + good), "PACKET is not recorded"),
-    ):
-        words = ["--format", "klogger", "--schema", str(text), "-o", str(tmp_path / f"{name}.log")]
-        done = run(
-            [ROOT / ".venv/bin/collect", *words, "--duration", "100ms"], capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == (4 if name == "bad" else 0), done.stderr
-        assert f"collect: {said}" in done.stderr and "the verifier says" in done.stderr
-        assert (tmp_path / f"{name}.log").exists() == (name == "both")

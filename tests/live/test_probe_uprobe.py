@@ -4,11 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import shutil
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
@@ -77,31 +74,6 @@ def test_each_call_counts(tmp_path: Path, program: Path) -> None:
         returned = log.of("RETURNED", pid=one.pid)
         assert [r["result"] for r in returned] == [2 * n + 12 for n in range(TIMES)]
     assert log.ways == {"CALLED": f"uprobe:{program}:work", "RETURNED": f"uretprobe:{program}:work"}
-
-
-def test_threads_at_once_lose_nothing(tmp_path: Path) -> None:
-    """Calls of libc by several threads of this process, which preempt each other."""
-    maps = Path("/proc/self/maps").read_text()
-    library = next(line.split()[-1] for line in maps.splitlines() if "/libc.so" in line)
-    text = TEXT.format(file=library, symbol="getppid")
-    folder = make_schema(tmp_path / "calls", CONF, text)
-    libc = ctypes.CDLL(None)
-
-    def call() -> None:
-        for _ in range(TIMES):
-            libc.getppid()
-
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    with logging(tmp_path / "log", str(folder)) as running:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        log = running.finish()
-    for thread in threads:
-        assert len(log.of("CALLED", pid=thread.native_id)) == TIMES
-        returned = log.of("RETURNED", pid=thread.native_id)
-        assert [one["result"] for one in returned] == [os.getppid()] * TIMES
 
 
 def test_what_cannot_be_probed_has_a_reason(tmp_path: Path, program: Path) -> None:

@@ -23,7 +23,7 @@ from tcpkmon.collector.linux.syscalls import ARM64, wait_for_running
 from tcpkmon.collector.linux.syscalls import bpf as call_bpf
 from tcpkmon.collector.loader import program, programs
 from tcpkmon.collector.loader.attach_trials import Probing
-from tcpkmon.collector.loader.compiler import CompileError, Image, UserCompileError, compile_text
+from tcpkmon.collector.loader.compiler import Image, UserCompileError, compile_text
 from tcpkmon.collector.loader.programs import Loaded, ProgramSpec
 from tcpkmon.collector.plan import kernel_types
 from tcpkmon.collector.plan.engine_config import make_engine
@@ -227,18 +227,6 @@ def test_what_system_calls_run_is_loaded_once(
     assert misses_again(loaded) == 0
 
 
-@pytest.mark.parametrize(("kind", "target", "each"), WAYS)
-def test_code_without_the_mark_runs_once(
-    loaded: Loaded, probing: Probing, kind: str, target: str, each: int
-) -> None:
-    if not probing.can(kind, target):
-        pytest.skip(probing.why_not(kind, target))
-    loaded.load([ProgramSpec("once", kind, target, required=True)])
-    loaded.attach()
-    listen_times()
-    assert counter(loaded, PLAIN) == TIMES * each
-
-
 @pytest.mark.parametrize("kind", ["fentry", "fexit", "kprobe"])
 def test_what_this_kernel_refuses_is_refused_cleanly(
     loaded: Loaded, probing: Probing, kind: str
@@ -256,39 +244,6 @@ def test_what_this_kernel_refuses_is_refused_cleanly(
         loaded.load([ProgramSpec("once", kind, target, required=True)])
         loaded.attach()
     assert loaded.attached() == ()
-
-
-def test_counters_of_programs(loaded: Loaded) -> None:
-    statistics = bpf.enable_stats()
-    try:
-        loaded.load([ProgramSpec("twice", "raw", "inet_sock_set_state", required=True)])
-        loaded.attach()
-        listen_times()
-        loaded.detach()
-    finally:
-        os.close(statistics)
-    missed = loaded.missed()["twice"]
-    assert missed.run_cnt >= 2 * TIMES
-    assert missed.run_ns > 0
-    assert (misses_again(loaded), missed.nmissed) == (0, 0)
-
-
-def test_iterators_see_own_sockets(loaded: Loaded, probing: Probing) -> None:
-    if not probing.can("iter", "tcp"):
-        pytest.skip(probing.why_not("iter", "tcp"))
-    loaded.load([ProgramSpec("item", "iter", "tcp", required=True)])
-    with pytest.raises(ValueError, match="no attached iterator"):
-        loaded.open_iter("item")
-    loaded.attach()
-    assert counter(loaded, ITEMS) == 0
-    with contextlib.ExitStack() as stack:
-        for _ in range(TIMES):
-            stack.enter_context(socket.socket()).listen()
-        for runs in (1, 2):
-            file = loaded.open_iter("item")
-            assert os.read(file, 4096) == b""
-            os.close(file)
-            assert counter(loaded, ITEMS) >= TIMES * runs
 
 
 def test_nothing_is_left_behind(image: Image, btf: Btf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,25 +299,11 @@ def exists(prog_id: int) -> bool:
     return True
 
 
-def test_sizes_of_maps(image: Image, btf: Btf) -> None:
-    declared = {spec.name: spec for spec in image.maps}
-    assert declared.keys() == {"seen", "scratch", "table", "events", "prefixes"}
-    assert (declared["seen"].key_size, declared["seen"].value_size) == (4, 8)
-    assert declared["table"].max_entries == 1000
-
-
 def test_a_program_that_the_verifier_refuses(btf: Btf) -> None:
     text = "int bad(void *ctx)\n{\n    return *(volatile int *)(bpf_ktime_get_ns());\n}\n"
     image = compile_text(text, ["bad"], cache=False)
     with Loaded(image, btf) as loaded, pytest.raises(KernelError, match="the verifier says"):
         loaded.load([ProgramSpec("bad", "raw", "inet_sock_set_state", required=True)])
-
-
-def test_compile_errors_name_file_and_line() -> None:
-    with pytest.raises(CompileError, match=r"/x/test_program.bpf.c:\d+:\d+: .*no_such_word"):
-        compile_text(TEXT.replace("return counter ?", "return no_such_word ?"), FUNCTIONS, False)
-    with pytest.raises(CompileError, match="has no function missing"):
-        compile_text(TEXT, ["missing"], False, flags=["-DMY_PID=1"])
 
 
 @pytest.mark.parametrize(
@@ -385,22 +326,6 @@ def test_where_arguments_are_read(btf: Btf, kind: str, offsets: tuple[int | None
         loads = {struct.unpack_from("=h", code, at + 2)[0]
                  for at in range(0, len(code), 8) if code[at] == 0x79}  # fmt: skip
         assert loads == {offset}
-
-
-def test_a_cached_image_loads(
-    btf: Btf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: Image
-) -> None:
-    monkeypatch.setenv("TCPKMON_CACHE", str(tmp_path / "cache"))
-    flags = [f"-DMY_PID={os.getpid()}"]
-    assert compile_text(TEXT, FUNCTIONS, flags=flags) == image
-    monkeypatch.setattr("tcpkmon.collector.loader.compiler.PYTHON", "/nonexistent")
-    cached = compile_text(TEXT, FUNCTIONS, flags=flags)
-    assert cached == image
-    with Loaded(cached, btf) as loaded:
-        loaded.load([ProgramSpec("twice", "btf", "inet_sock_set_state", required=True)])
-        loaded.attach()
-        listen_times()
-        assert counter(loaded, FIRST) == 2 * TIMES
 
 
 def test_tracefs_is_found_or_mounted_for_us_alone(monkeypatch: pytest.MonkeyPatch) -> None:

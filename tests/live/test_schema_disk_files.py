@@ -101,19 +101,3 @@ def test_writes(tmp_path: Path, cold: int, flags: int) -> None:
         if write["began"] < one["time_ns"] <= until["time_ns"]
     ]  # fmt: skip
     assert sum(one["bytes"] for one in done) >= PAGE
-
-
-def test_errors_and_the_end_of_a_file(tmp_path: Path, cold: int) -> None:
-    with logging(tmp_path / "log", "disk") as running:
-        assert os.pread(cold, PAGE, PAGES * PAGE) == b""
-        fd = os.open(tmp_path / "file", os.O_WRONLY)
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.read(fd, 1)
-        os.close(fd)
-        with open("/dev/zero", "rb") as other:
-            other.read(10)
-    log = running.finish()
-    ours = log.of("FILE_READ", inode=os.fstat(cold).st_ino, tgid=os.getpid())
-    assert [read["bytes"] for read in ours] == [0, -9]
-    device = os.fstat(cold).st_dev
-    assert {read["device"] for read in ours} == {os.major(device) << 20 | os.minor(device)}

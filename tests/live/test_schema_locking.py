@@ -357,26 +357,6 @@ def test_a_mutex_waiter_that_spins_and_sleeps_waits_once(tmp_path: Path) -> None
     assert running.finish().one("MUTEX_FINISH", lock=lock)["waited"] >= HELD_S * 1e9 * 0.9
 
 
-def test_waits_may_nest(tmp_path: Path) -> None:
-    """An interrupt that waits for a lock of its own while the thread does."""
-    first = 1 << 62
-    with (
-        logging(tmp_path / "log", "locking", kinds="raw") as running,
-        contextlib.closing(Tracepoints(running)) as tracepoints,
-    ):
-        for number in range(5):
-            tracepoints.hit("begins", first + number, SPIN)
-        for number in reversed(range(5)):
-            tracepoints.hit("ends", first + number, 0)
-    log = running.finish()
-    mine = [
-        one["lock"] - first for one in log.of("SPINLOCK_FINISH") if 0 <= one["lock"] - first < 5
-    ]
-    # One CPU remembers four at a time; the first is given up.
-    assert mine == [4, 3, 2, 1]
-    assert log.ledger["SPINLOCK_FINISH"]["table_full"] == 1
-
-
 def test_what_cannot_be_is_told_by_name(tmp_path: Path) -> None:
     with logging(tmp_path / "log", "locking", kinds="btf,raw") as running:
         pass

@@ -86,19 +86,6 @@ def test_a_datagram_without_a_connected_socket(lab: Lab, tmp_path: Path) -> None
     assert len({r["connection"] for event in ("SOCK_SEND", "DEV_SEND") for r in log.of(event)}) == 1
 
 
-def test_flags_of_sends(lab: Lab, tmp_path: Path) -> None:
-    """SOCK_SEND has the flags of the segment that was built of it: PSH and ACK."""
-    with (
-        connected(lab, "fd77::2") as pair,
-        logging(tmp_path / "log", "magnet", more=["-L", str(pair.client_port)]) as capture,
-    ):
-        for _ in range(3):
-            pair.exchange(700)
-    log = capture.finish()
-    sent = [r["flags"] for r in log.of("DEV_SEND") if r["size"]]
-    assert [r["flags"] for r in log.of("SOCK_SEND")] == sent == [0x18] * 3
-
-
 def check(log: Log, ports: set[tuple[int, int]], size: int) -> None:
     """Each layer has these connections, all their bytes, and nothing else."""
     ids = {(r["lport"], r["rport"]): r["connection"] for r in log.of("MAGNET_CONNECTION")}

@@ -84,17 +84,6 @@ def test_threads_are_timed_apart(tmp_path: Path) -> None:
     assert not log.of("EVENT_START", id=0)
 
 
-def test_other_calls_are_not_logged(tmp_path: Path) -> None:
-    numbers = some_numbers(1)
-    with logging(tmp_path / "log", "stopwatch") as running:
-        for number in numbers:
-            LIBC.prctl(OPTION + 1, EVENT_START, number, 0, 0)
-            LIBC.prctl(OPTION, 5, number, 0, 0)
-    log = running.finish()
-    for event in ("EVENT_START", "EVENT_STOP", "THREAD_START", "THREAD_STOP"):
-        assert mine(log, event, numbers) == []
-
-
 # The HOWTO's template, in the C file of a schema of the user's own.
 CONF = """
 event TIMED { int pid }

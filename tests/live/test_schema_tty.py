@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.schema_logs import Log, Record, logging
-from tests.live.tty_workload import EVENTS, Terminal, answerer, run_login, terminal
+from tests.live.tty_workload import EVENTS, Terminal, answerer, terminal
 
 
 def of(user: Terminal, log: Log) -> list[Record]:
@@ -51,16 +51,6 @@ def test_response_and_think_times(tmp_path: Path, kinds: str) -> None:
     think = [start - end for end, start in zip(times[1::2], times[2::2], strict=False)]
     assert statistics.median(response) == pytest.approx(0.2, abs=0.005), response
     assert statistics.median(think) == pytest.approx(0.5, abs=0.005), think
-
-
-def test_in_raw_mode_each_key_is_one(tmp_path: Path) -> None:
-    with logging(tmp_path / "log", "tty") as running, terminal(*answerer(0, "raw")) as user:
-        user.wait_for(b"ready")
-        for _ in range(20):
-            user.type(b"k")
-            user.wait_for(b"answer")
-    found = of(user, running.finish())
-    assert [(one["event"], one["raw"]) for one in found] == [(event, 1) for event in EVENTS] * 20
 
 
 def test_answers_at_once_and_answers_of_others(tmp_path: Path) -> None:
@@ -109,20 +99,6 @@ os.waitpid(pid, 0)
 """
 
 
-def answer_a_line() -> Terminal:
-    """A line typed at a terminal, and a program's answer to it."""
-    with terminal("sh", "-c", "echo ready; read x; sleep 0.1; echo more; read x") as user:
-        user.wait_for(b"ready")
-        user.type(b"line\n")
-        user.wait_for(b"more")
-    return user
-
-
-def check_answer(log: Log, user: Terminal) -> None:
-    found = [(one["event"], one["tgid"], one["raw"]) for one in of(user, log)]
-    assert found == [(event, user.pid, 0) for event in EVENTS]
-
-
 def test_a_line_is_not_answered_in_the_next_session(tmp_path: Path) -> None:
     """What the next session of a terminal writes is no answer to what was typed in the last one."""
     with logging(tmp_path / "log", "tty") as running:
@@ -164,15 +140,3 @@ def check_login(log: Log, shell: int, session: int) -> None:
     left = log.one("LOGOUT", session=session)
     assert (left["tgid"], left["loginuid"]) == (shell, 12345)
     assert left["time_ns"] - entered["time_ns"] > 100_000_000
-
-
-def test_a_run_of_login(tmp_path: Path) -> None:
-    """The shadow package's login leads the session itself, and runs programs before the shell."""
-    with logging(tmp_path / "log", "tty", "sched") as running:
-        if not run_login():
-            pytest.skip("login makes no session here")
-    log = running.finish()
-    entered = log.one("LOGIN", loginuid=0)
-    shell = log.one("LOGOUT", session=entered["session"])["tgid"]
-    assert entered["tgid"] == shell
-    assert log.of("EXEC", tgid=shell)[0]["comm"] in {"bash", "sh", "dash", "zsh"}

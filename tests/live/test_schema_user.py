@@ -119,17 +119,6 @@ def test_a_users_events_are_limited(tmp_path: Path) -> None:
     assert (row["limited"], row["written"]) == (1500, row["attempts"] - 1500)
 
 
-def test_all_users_together_are_limited(tmp_path: Path) -> None:
-    """Many users, or one with a range of subordinate uids, in one second."""
-    with logging(tmp_path / "log", "user") as running:
-        command = [sys.executable, "-c", FLOOD, "1100", str(USER_OPTION), "12"]
-        subprocess.run(command, check=True)
-    log = running.finish()
-    found = [one["uid"] for one in log.of("USER_EVENT", group=9)]
-    assert found == [20000 + number // 1000 for number in range(10000)]
-    assert log.ledger["USER_EVENT"]["limited"] == 12 * 1100 - 10000
-
-
 def test_strange_calls_do_no_harm(tmp_path: Path) -> None:
     """Addresses and lengths of all kinds: the text is empty where it cannot be read."""
     script = f"""

@@ -13,7 +13,6 @@ import pytest
 
 from tcpkmon.collector.lab.lab import Bottleneck, Lab
 from tcpkmon.collector.lab.link import Link, Way
-from tests.full import first
 from tests.live.capturing import Records, capturing, join, listening, read, within
 from tests.live.test_oracle_ss import BBR, EVERY, at_rest, us
 from tests.truth.why.judging import play
@@ -65,22 +64,6 @@ def of_sender(tmp_path: Path, name: str) -> Records:
     play(BY_NAME[name], tmp_path, seconds=0.8, columns="all")
     records = read(tmp_path / "why.pm").records.at("SEGMENT_RECEIVED")
     return records.pick(np.arange(len(records)) > len(records) // 2)
-
-
-@pytest.mark.parametrize("name, mostly", first(4, [
-    ("deep queue, cubic", {"is_cwnd_limited": 1, "rate_app_limited": 0, "chrono_type": 1}),
-    ("deep queue, bbr", {"bbr_mode": 3, "sk_pacing_status": 1}),
-    ("small receive buffer, cubic", {"chrono_type": 2}),
-    ("small send buffer, cubic", {"sk_nospace": 1, "sk_tsq_flags": 0}),
-    ("application pauses 5 ms", {"is_cwnd_limited": 0, "sk_nospace": 0}),
-    ("own HTB at 20 Mbit/s", {"sk_tsq_flags": 2}),  # what it held back is to be sent
-    ("socket paced at 5 MB/s", {"sk_pacing_status": 1}),
-]))  # fmt: skip
-def test_what_was_made_is_noted(tmp_path: Path, name: str, mostly: dict[str, int]) -> None:
-    records = of_sender(tmp_path, name)
-    for column, wanted in mostly.items():
-        assert (records[column] == wanted).mean() > 0.8, column
-    assert (records["max_packets_out"] >= records["packets_out"]).mean() > 0.8
 
 
 def ago(records: Records, clock: str) -> np.ndarray:

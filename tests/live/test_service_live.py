@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.live.debian_root import INSTALL, make_root, run
-from tests.live.test_containers_live import PACKAGES
 
 KERNEL = "linux-image-cloud-amd64"
 DISK_BYTES = 3 << 30
@@ -65,30 +64,15 @@ def boot(disk: Path) -> str:
     return said.read_text(errors="replace")
 
 
-PODMAN = ("podman", "crun", "uidmap", "slirp4netns", "dbus-user-session", "libpam-systemd",
-          "systemd-container", "busybox-static", "kmod")  # fmt: skip
-HELPERS = ("guest_tools.py", "cri_client.py")
-
-
-@pytest.mark.parametrize(
-    ("program", "boots", "more"),
-    [
-        ("service_guest.py", 1, ()), ("early_guest.py", 2, ()), ("units_guest.py", 1, PODMAN),
-        # Its kernel has AppArmor, and Docker then wants the parser of that.
-        ("containers_guest.py", 1, (*PACKAGES, "apparmor")),
-    ],
-)  # fmt: skip
-def test_the_service(
-    packages: Path, tmp_path: Path, program: str, boots: int, more: tuple[str, ...]
-) -> None:
-    """The service; from boot on; whose connections are, of real units, and of real containers."""
+@pytest.mark.parametrize(("program", "boots"), [("service_guest.py", 1), ("early_guest.py", 2)])
+def test_the_service(packages: Path, tmp_path: Path, program: str, boots: int) -> None:
+    """The service; and from boot on."""
     if not shutil.which("qemu-system-x86_64"):
         subprocess.run(["apt-get", "-qq", "-y", "install", "qemu-system-x86"], check=True)
     disk = tmp_path / "disk"
     with make_root(packages, "systemd-sysv", KERNEL, "zstd") as root:
-        words = " ".join(("/packages/tcpkmon_*-1_amd64.deb", *more))
-        run(root, f"apt-get -qq update && {INSTALL} {words}")
-        for name in (program, *HELPERS):
+        run(root, f"apt-get -qq update && {INSTALL} /packages/tcpkmon_*-1_amd64.deb")
+        for name in (program, "guest_tools.py"):
             shutil.copy(Path(__file__).with_name(name), root)
         (root / "etc/systemd/system/check.service").write_text(UNIT.format(program=program))
         run(root, "systemctl set-default graphical.target && systemctl enable check.service")

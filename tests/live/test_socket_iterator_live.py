@@ -11,15 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import pytest
-
-from tcpkmon.collector.commands.doctor_checks import examine
 from tcpkmon.collector.lab.lab import Lab
-from tcpkmon.collector.loader.attach_trials import Probing
-from tcpkmon.collector.loader.prepare import prepare
-from tcpkmon.collector.plan.filters import Filters
-from tcpkmon.collector.plan.request import Request
-from tcpkmon.formats.base.errors import KernelError
 from tests.live.capturing import Outcome, Pair, capturing, capturing_each, join, listening, within
 
 CONNECTIONS = 10
@@ -148,16 +140,3 @@ def test_open_connections_can_be_left_out(tmp_path: Path, lab: Lab) -> None:
     # What moves is recorded all the same, under one identity.
     here, there = sorted(set(outcome.records["lport"].tolist()))
     assert len(set(outcome.records.where(lport=here, rport=there)["conn_id"].tolist())) == 1
-
-
-def test_a_kernel_without_the_iterator_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No kernel here lacks it, so it is not looked for."""
-    can = Probing.can
-    monkeypatch.setattr(Probing, "can", lambda self, kind, target: (
-        kind != "iter" and can(self, kind, target)))  # fmt: skip
-    with pytest.raises(KernelError, match=r"offers none of iter:tcp.*--no-existing") as refused:
-        prepare(Request(Filters(), "-"))
-    assert refused.value.exit_code == 4
-    assert prepare(Request(Filters(), "-", existing=False)).tcp is not None
-    (check,) = [one for one in examine().checks if one.name == "existing connections"]
-    assert not check.good and "iter:tcp" in check.found and "--no-existing" in check.advice

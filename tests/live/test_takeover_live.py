@@ -125,29 +125,6 @@ def test_no_record_is_missing(
     print(f"from SIGKILL to going on: {took} s")
 
 
-@pytest.mark.skipif(not FULL, reason="tests/unit/test_takeover.py counts them too")
-def test_what_was_read_and_not_written_is_counted(daemon: Daemon, space: Space) -> None:
-    """Records leave a small ring before they are in the file: those are lost, and counted."""
-    with Flood(space) as flood:
-        text = CAPTURE.format(space=space.path, port=flood.port) + ROTATION.format(every="1h")
-        daemon.configure(text.replace("16M", "16K"))
-        daemon.start()
-        flood.begin(0)
-        for _ in range(KILLS):
-            time.sleep(random.uniform(0.2, 0.4))
-            kill_worker(daemon)
-        time.sleep(0.3)
-        made = flood.halt()
-        assert daemon.finish().code == 0
-    chain = chain_of(daemon.folder / "calls")
-    assert chain.exit_code == 3, (chain.verdict, chain.notes)
-    rows = [row for row in chain.rows if row.location == RECEIVE_CALL]
-    in_file = sum(row.in_file for row in rows)
-    assert in_file + sum(sum(row.lost.values()) for row in rows) == made
-    numbers = calls_in(daemon.files("calls"))
-    assert len(numbers) == in_file == len(np.unique(numbers))
-
-
 def test_the_whole_daemon_is_killed(daemon: Daemon, space: Space) -> None:
     """The service manager holds what was parked. The third daemon finds another byte code."""
     with Flood(space) as flood:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,86 @@ import pytest
 from tcpkmon.collector import capturing
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.pair import connected
-from tests.live.test_stalls import stalls_of
+from tcpkmon.formats.analysis import Stall, find_stalls, open_log
+
+NAP_S = 0.25
+_READER = """
+import json, mmap, os, socket, sys, time
+end = socket.socket(fileno=int(sys.argv[1]))
+path = sys.argv[2]
+def wait():
+    if not path:
+        os.sched_setaffinity(0, {0})
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        until = time.process_time() + 0.02   # another process has the CPU: this takes long
+        while time.process_time() < until:
+            pass
+        return
+    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    room = mmap.mmap(-1, 1 << 20)
+    until = time.monotonic() + float(sys.argv[3])
+    at = 0
+    while time.monotonic() < until:
+        os.preadv(file, [room], at)
+        at = (at + (1 << 20)) % os.fstat(file).st_size
+end.recv(100)
+print("ready", flush=True)
+sys.stdin.readline()
+wait()
+while end.recv(1 << 16):
+    pass
+"""
+_HOG = """
+import os, sys, time
+os.sched_setaffinity(0, {0})
+until = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < until:
+    pass
+"""
+
+
+@contextmanager
+def reader(end: int, path: str = "") -> Iterator[subprocess.Popen[str]]:
+    """A process that reads a connection, waits when it is told to, and reads on."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _READER, str(end), path, str(NAP_S)], pass_fds=[end], text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def stalls_of(folder: Path, lab: Lab, path: str = "", starve: bool = False) -> list[Stall]:
+    options = ["--columns", "full", "--netns", lab.b.name, "--quiet"]
+    schemata = ["tcp", "sched", *(["disk"] if path else [])]
+    with connected(lab) as pair, reader(pair.server.fileno(), path) as process:
+        with capturing.start(schemata, folder / "log", options=options, buffer_mb=32):
+            pair.client.sendall(bytes(100))
+            assert process.stdout is not None and process.stdin is not None
+            assert process.stdout.readline() == "ready\n"
+            hog = subprocess.Popen(
+                [sys.executable, "-c", _HOG, str(NAP_S)]
+            ) if starve else None  # fmt: skip
+            if hog is not None:
+                time.sleep(0.1)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            for _ in range(int(NAP_S / 0.01)):
+                pair.client.sendall(bytes(2000))
+                time.sleep(0.01)
+            if hog is not None:
+                hog.wait()
+            time.sleep(0.1)
+            pair.client.sendall(bytes(100))
+            time.sleep(0.1)
+        pair.client.close()
+        pair.server.close()
+        with open_log(folder / "log") as log:
+            return [stall for stall in find_stalls(log) if stall.pid == process.pid]
+
 
 _SENDER = """
 import mmap, os, socket, sys, time
@@ -75,12 +156,18 @@ def test_a_sender_that_reads_a_disk(tmp_path: Path, cold: Path) -> None:
     assert f"({sender.pid}), while there was nothing to send: waited for the disk" in line, said
 
 
-@pytest.mark.parametrize("starve, what", [
-    (False, "the disk"), pytest.param(True, "a CPU", marks=pytest.mark.full)
+@pytest.mark.parametrize("starve, cause, what", [
+    (False, "sleeps: disk", "the disk"),
+    pytest.param(True, "waits for a CPU", "a CPU", marks=pytest.mark.full),
 ])  # fmt: skip
-def test_a_reader_that_stalls(tmp_path: Path, cold: Path, starve: bool, what: str) -> None:
+def test_a_reader_that_stalls(
+    tmp_path: Path, cold: Path, starve: bool, cause: str, what: str
+) -> None:
     with Lab() as lab:
         stalls = stalls_of(tmp_path, lab, "" if starve else str(cold), starve)
+    longest = max(stalls, key=lambda stall: stall.stop_ns - stall.start_ns)
+    assert longest.cause == cause, str(longest)
+    assert starve or (longest.unread >= 2000 and longest.requests > 0)
     said = say_why(tmp_path / "log")
     line = next(line for line in said.splitlines() if "the reader's process" in line)
     assert f"({stalls[0].pid})" in line

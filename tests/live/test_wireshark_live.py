@@ -250,21 +250,3 @@ def check_sent(made: Both, rows: list[dict[str, str]], packets: Path, here: str)
     assert max(Counter(row["record"] for row in found).values()) == 1
     if packets == made.packets["a"] or not made.dropped:  # the router may cut and join others
         assert len(found) >= 0.99 * len(left) - 1  # the SYN-ACK
-
-
-def test_wireshark_reads_states_losses_and_events(tmp_path: Path) -> None:
-    made = both(tmp_path, PATHS[1])
-    out = tmp_path / "rebuilt.pcapng"
-    run_tcpkmon("export", made.records, "-o", out)
-    events = tshark(out, "bblog.flex_1", "bblog.snd_cwnd", "frame.comment", only="bblog")
-    kinds = Counter(int(one[0]) for one in events)
-    records = made.outcome.records
-    of_connections = records.pick(records["state"] != 10)  # LISTEN
-    assert kinds[4] == of_connections.counts()["STATE_CHANGE"]
-    changes = records.at("CONG_STATE")["snd_cwnd"].tolist()
-    assert changes
-    assert [int(one[1]) for one in events if int(one[0]) == 5] == changes
-    recovering = tshark(out, "frame.number", only='frame.comment contains "limit=recovery"')
-    assert recovering
-    again = " || ".join(f"tcp.analysis.{kind}retransmission" for kind in ("", "fast_", "spurious_"))
-    assert tshark(out, "frame.number", only=again)
