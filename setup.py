@@ -16,4 +16,4 @@ def compiled(folder: str, name: str) -> Extension:
     )
 
 
-setup(ext_modules=[compiled("formats/lines", "lines"), compiled("collector/ring", "words")])
+setup(ext_modules=[compiled("formats/lines", "lines"), compiled("collector/ring", "drain")])

@@ -20,7 +20,7 @@ from tcpkmon.collector.plan.filters import parse
 from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.ring.points import COUNTERS, row_of
 from tcpkmon.collector.ring.rings import Rings, pages_of
-from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS
+from tcpkmon.collector.sequencer.sequencer import FOREVER_NS
 from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.formats.base.causes import KERNEL_CAUSES
 from tcpkmon.formats.base.control import Mark

@@ -32,9 +32,9 @@ from tcpkmon.collector.plan.probes import Plan, address_lines, find_probes, make
 from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.plan.schema_lint import read_checked
 from tcpkmon.collector.plan.schema_sources import find_sources, has_tcp, read_texts
+from tcpkmon.collector.ring.library import find_library
 from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
 from tcpkmon.collector.ring.transport import Transport
-from tcpkmon.collector.ring.words import find_library
 from tcpkmon.formats.base.errors import KernelError, PrivilegeError, UsageError
 
 # A value of the wrong kind in klogger() is an error, not a warning, and so is an unknown event.

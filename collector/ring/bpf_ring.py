@@ -39,8 +39,8 @@ from numpy.typing import NDArray
 from tcpkmon.collector.linux import bpf
 from tcpkmon.collector.linux.syscalls import possible_cpus, wait_for_running
 from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.ring.library import Producer, Word
 from tcpkmon.collector.ring.threshold import Threshold
-from tcpkmon.collector.ring.words import Producer, Word
 
 _RINGS, _HEADS = "klogger_rings", "klogger_heads"
 """Maps: the ring buffers by CPU, and struct klogger_ring by CPU."""

@@ -36,8 +36,8 @@ from tcpkmon.collector.linux.syscalls import (
     wait_for_running,
 )
 from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.ring.library import Word
 from tcpkmon.collector.ring.threshold import Threshold
-from tcpkmon.collector.ring.words import Word
 
 _RECORDS, _HEADS = "klogger_records", "klogger_heads"
 """Maps: the perf events by CPU, and struct klogger_ring by CPU."""

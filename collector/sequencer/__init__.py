@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 """Merges the records of all CPUs into one numbered stream."""
 
-__all__ = ["buffer_pool", "clock_pairs", "cpu_queue", "merge", "ordered_batch", "part", "sequencer"]
+__all__ = ["buffer_pool", "clock_pairs", "ordered", "sequencer"]

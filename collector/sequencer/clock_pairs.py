@@ -7,9 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tcpkmon.formats.base.control import Clock
 
 STEP_NS = 1_000_000
@@ -80,8 +77,3 @@ class Clocks:
         """Read the clocks for an entry; the offset stays."""
         previous, self.latest = self.latest, read_pair(self._mono, self._real)
         return replace(self.latest, step_ns=offset_of(self.latest) - offset_of(previous))
-
-    def to_epoch(self, mono_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Monotonic ns to ns since the epoch, with the current offset; arrays of any shape."""
-        epoch_ns: NDArray[np.int64] = mono_ns + np.int64(self._offset_ns)
-        return epoch_ns

@@ -1,64 +1,264 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sequencer: between the rings and the spool, makes one numbered stream of all CPUs' records.
+"""The sequencer: between the rings and the spool, it orders the records of all CPUs.
 
-It sorts each CPU's records by serial and merges the CPUs by time. Each missing serial takes a
-sequence number in its place, and a LOSS entry follows each such gap.
+collector/ring/drain.c does the work, without Python's lock: it sorts each CPU's records by serial,
+holds them until the watermark, and merges the CPUs by time. Each missing serial takes a sequence
+number in its place, and a LOSS entry follows each such gap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import ctypes
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.ring.library import find_library, find_order
 from tcpkmon.collector.sequencer.buffer_pool import PIECE_BYTES, Pool, even
-from tcpkmon.collector.sequencer.cpu_queue import Queues
-from tcpkmon.collector.sequencer.merge import Share, flows, pick, put, put_rows
-from tcpkmon.collector.sequencer.ordered_batch import (
+from tcpkmon.collector.sequencer.ordered import (
     I64,
-    LOCATION_WORD,
-    MonoToEpoch,
+    POINTS,
     Numbering,
     Ordered,
-    Origin,
-    fill_losses,
-    head_words,
-    stamp,
+    opaque,
     stamp_control,
 )
-from tcpkmon.collector.sequencer.part import Part
-from tcpkmon.formats.base.control import Control, Loss, LossCause, encode_many
+from tcpkmon.formats.base.control import ANY_CPU, Control, Loss, LossCause, encode_many
 
+FOREVER_NS = 2**63 - 1
 SLACK_NS = 100_000
 """How much the clocks of two CPUs may differ. A record is reserved in its ring before it gets its
 serial and its stamp, so a drain finds each record that was stamped before it."""
-_ROWS_PER_CPU = 128
-"""The least records of a piece for each CPU of a release: numpy is slow for few."""
+COPY_BYTES = 1 << 20
+"""About the size of a core's second-level cache: a copy is still there when it is packed."""
+_NO_MEMORY = -1
+
+
+class _Cpu(ctypes.Structure):
+    """The first members of struct cpu in drain.c: a CPU's records that wait, and its serials.
+
+         1 ...      decided |  waiting                |   seen
+        --------------------+-------------------------+-------- serials
+         taken, or lost     |  missing ones may come  |
+    """
+
+    number: int
+    seen: int
+    decided: int
+    key_ns: int
+    pushed: int
+    waiting: int
+    ready: int
+    lost: int
+    late: ctypes.Array[ctypes.c_int64]
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in (
+            "number", "seen", "decided", "key_ns", "pushed", "waiting", "ready", "lost"
+        )),
+        ("late", ctypes.c_int64 * POINTS),
+    ]  # fmt: skip
+
+
+class _Piece(ctypes.Structure):
+    """struct piece of drain.c."""
+
+    _fields_ = [
+        (name, ctypes.c_int64) for name in (
+            "entries", "cpus", "places", "room", "seq", "offset_ns", "first_ns", "counted",
+            "records",
+        )
+    ]  # fmt: skip
+    seq: int
+    first_ns: int
+    counted: int
+    records: int
+
+
+class Queues:
+    """A queue of records for each CPU. One thread uses it.
+
+    dtype: of a record. About `limit_bytes` of records wait at most: above that, the oldest half is
+    taken before the watermark.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], limit_bytes: int = 256 << 20) -> None:
+        self._dtype, self._opaque = dtype, opaque(dtype)
+        self._limit = max(2, limit_bytes // dtype.itemsize)
+        self._c, columns = find_order(), (_place(dtype, name) for name in _COLUMNS)
+        self._order = _checked(self._c.order_new(dtype.itemsize, *columns) or _NO_MEMORY)
+        weakref.finalize(self, self._c.order_free, self._order)
+        self._cpus: dict[int, tuple[_Cpu, int]] = {}
+        self._lent: list[NDArray[Any]] = []
+        """What push() got: its memory is read until settle()."""
+        self.killed: Counter[int] = Counter()
+        """By CPU, records that a process had read which was killed before it wrote them."""
+        self.late: Counter[tuple[int, int]] = Counter()
+        """Records by (cpu, location) that came after their serial was decided; dropped."""
+
+    @property
+    def lost(self) -> int:
+        """How many serials the kernel gave out whose records never came."""
+        return sum(cpu.lost for cpu, _ in self._cpus.values())
+
+    @property
+    def read(self) -> dict[int, int]:
+        """Records by CPU that were added and do not wait any more (with late ones)."""
+        return {n: cpu.pushed - cpu.waiting for n, (cpu, _) in self._cpus.items()}
+
+    @property
+    def waiting_by_cpu(self) -> dict[int, int]:
+        """How many records of each CPU wait for the watermark."""
+        return {number: cpu.waiting for number, (cpu, _) in self._cpus.items()}
+
+    @property
+    def waiting(self) -> int:
+        """How many records wait for the watermark."""
+        return sum(self.waiting_by_cpu.values())
+
+    @property
+    def last_ns(self) -> int:
+        """The time of the last record that was taken; 0 without one."""
+        return max((cpu.key_ns for cpu, _ in self._cpus.values()), default=0)
+
+    def released(self) -> dict[int, tuple[int, int]]:
+        """By CPU: the last serial that was released or lost, and how many up to it were lost."""
+        late: Counter[int] = Counter()
+        for (number, _), count in self.late.items():
+            late[number] += count
+        return {
+            n: (cpu.decided, cpu.decided - (cpu.pushed - cpu.waiting - late[n]))
+            for n, (cpu, _) in self._cpus.items()
+        }
+
+    def resume(
+        self, released: Mapping[int, tuple[int, int]], late: Counter[tuple[int, int]]
+    ) -> None:
+        """Go on where another process was killed: see released()."""
+        self.late = Counter(late)
+        for number, (serial, lost) in released.items():
+            cpu, _ = self._cpu(number)
+            cpu.decided = cpu.seen = serial
+            cpu.pushed = serial - lost + sum(n for (at, _), n in late.items() if at == number)
+            cpu.lost += lost
+
+    def push(self, batch: Batch) -> None:
+        """Add the records of one drain of one ring, in any order. Their memory is read until
+        settle()."""
+        self.late.update(self._push(batch))
+
+    def push_again(self, batch: Batch) -> int:
+        """push(), after resume(), of records that may be in the file; how many are, and are left
+        out."""
+        count = self._push(batch).total()
+        if count:
+            self._cpu(batch.cpu)[0].pushed -= count
+        return count
+
+    def settle(self) -> None:
+        """Copy what still waits: then the memory that push() got may be overwritten."""
+        _checked(self._c.order_settle(self._order))
+        self._lent.clear()
+
+    def kill(self, counts: Mapping[int, int]) -> list[tuple[int, int, int]]:
+        """After push_again(): a process had read so many more records of each CPU, and was killed
+        before it wrote them. As tails(), the serials that are missing by that."""
+        self.killed.update(counts)
+        ends = {}
+        for number, count in counts.items():
+            cpu, address = self._cpu(number)
+            there = find_library().order_first(address) - 1 if cpu.waiting else FOREVER_NS
+            ends[number] = min(cpu.decided + count, there)  # late ones had been counted
+        return self.tails(ends)
+
+    def tails(self, serials: Mapping[int, int]) -> list[tuple[int, int, int]]:
+        """(cpu, first serial, count) of the serials after each CPU's last record, at the end.
+
+        serials: by CPU, how many the kernel gave out. The missing ones count as lost.
+        """
+        found = []
+        for number, given in sorted(serials.items()):
+            cpu, _ = self._cpu(number)
+            if given > cpu.decided:
+                found.append((number, cpu.decided + 1, given - cpu.decided))
+                cpu.lost += given - cpu.decided
+                cpu.decided = given
+        return found
+
+    def copies(
+        self, watermark_ns: int, pool: Pool
+    ) -> Iterator[tuple[int, int, NDArray[Any], I64, I64]]:
+        """All records up to this time, by CPU, in pieces of about COPY_BYTES: use all of them.
+
+        Each has the CPU, the last serial before it, opaque rows, serials, and keys: the highest
+        time up to each record.
+        """
+        self._up_to(watermark_ns)
+        return self._copies(pool)
+
+    def _copies(self, pool: Pool) -> Iterator[tuple[int, int, NDArray[Any], I64, I64]]:
+        most = max(1, COPY_BYTES // self._dtype.itemsize)
+        for number, (cpu, address) in sorted(self._cpus.items()):
+            while cpu.ready:
+                before, count = cpu.decided, even(cpu.ready, most)
+                rows = pool.rows(count, self._opaque)
+                serials, keys_ns = np.empty((2, count), np.int64)
+                to = (rows.ctypes.data, count, serials.ctypes.data, keys_ns.ctypes.data)
+                _checked(self._c.order_copy(self._order, address, *to))
+                yield number, before, rows, serials, keys_ns
+
+    def _up_to(self, watermark_ns: int) -> int:
+        """Decide what is taken next; how many entries it makes."""
+        watermark_ns = max(-FOREVER_NS, watermark_ns)
+        return _checked(self._c.order_up_to(self._order, watermark_ns, self._limit))
+
+    def _push(self, batch: Batch) -> Counter[tuple[int, int]]:
+        """Those that come too late, or twice, by (cpu, location)."""
+        entries, count = batch.entries, len(batch.entries)
+        late: Counter[tuple[int, int]] = Counter()
+        if count:
+            cpu, address = self._cpu(batch.cpu)
+            self._lent.append(entries)
+            place, stride = entries.ctypes.data, entries.strides[0]
+            if _checked(self._c.order_push(self._order, address, place, count, stride)):
+                late.update({(batch.cpu, at): n for at, n in enumerate(cpu.late) if n})
+                ctypes.memset(cpu.late, 0, ctypes.sizeof(cpu.late))
+        return late
+
+    def _cpu(self, number: int) -> tuple[_Cpu, int]:
+        """The queue of a CPU, and its address."""
+        found = self._cpus.get(number)
+        if found is None:
+            address = _checked(find_library().order_add(self._order, number) or _NO_MEMORY)
+            found = self._cpus[number] = _Cpu.from_address(address), address
+        return found
 
 
 class Sequencer(Queues):
-    """Orders and numbers the records of all CPUs. One thread uses it.
+    """Makes one numbered stream of the records of all CPUs. One thread uses it.
 
-    dtype: of an entry (itemsize a multiple of 8). mono_to_epoch: from CLOCK_MONOTONIC to the time
-    of day for tv_sec and tv_usec. limit_bytes: see Queues.
+    dtype: of an entry (itemsize a multiple of 8). offset_ns: time of day less monotonic time, now,
+    for tv_sec and tv_usec. limit_bytes: see Queues.
     """
 
     def __init__(
         self,
         dtype: np.dtype[Any],
-        mono_to_epoch: MonoToEpoch,
+        offset_ns: Callable[[], int],
         first_seq: int = 1,
         limit_bytes: int = 256 << 20,
     ) -> None:
         super().__init__(dtype, limit_bytes)
-        self._dtype = dtype
-        self._mono_to_epoch = mono_to_epoch
+        self._offset_ns = offset_ns
         self._next_seq = first_seq
         self._numbering, self._ahead = Numbering(), 0
         self._bytes = 0
         self._pool = Pool()
+        self._places = np.empty((0, 3), np.int64)
 
     def warm(self) -> None:
         """Make memory ready before the first records come."""
@@ -70,7 +270,7 @@ class Sequencer(Queues):
         In pieces of about PIECE_BYTES: use all of them. Missing serials before these records are
         lost.
         """
-        return self._merge(self.take(watermark_ns), PIECE_BYTES)
+        return self._merge(self._up_to(watermark_ns), PIECE_BYTES)
 
     def missing(self, serials: Mapping[int, int], mono_ns: int | None = None) -> Ordered:
         """LOSS entries for the serials after each CPU's last record, when all is released.
@@ -80,19 +280,28 @@ class Sequencer(Queues):
         """
         return self._missing(self.tails(serials), mono_ns, LossCause.KERNEL)
 
-    def _missing(
-        self, tails: Sequence[tuple[int, int, int]], mono_ns: int | None, cause: LossCause
-    ) -> Ordered:
-        losses = [Loss(cpu, first, count, cause) for cpu, first, count in tails]
-        seqs = self._first() - 1 + np.cumsum([loss.count + 1 for loss in losses], dtype=np.int64)
-        return self._control(losses, seqs, max(mono_ns or 0, self.last_ns))
-
     def missing_killed(self, counts: Mapping[int, int], mono_ns: int) -> Ordered:
         """LOSS entries for records that a process had read which was killed before it wrote them.
 
         counts: by CPU. Call it after resume(), before anything is released.
         """
         return self._missing(self.kill(counts), mono_ns, LossCause.KILLED)
+
+    def _missing(
+        self, tails: Sequence[tuple[int, int, int]], mono_ns: int | None, cause: LossCause
+    ) -> Ordered:
+        losses = [Loss(cpu, first, count, cause) for cpu, first, count in tails]
+        return self._control(
+            losses, [loss.count for loss in losses], max(mono_ns or 0, self.last_ns)
+        )
+
+    def _control(self, entries: Iterable[Control], lost: Sequence[int], mono_ns: int) -> Ordered:
+        """Control entries, before each of which so many numbers are lost."""
+        rows = encode_many(entries, self._dtype)
+        seqs = self._first() - 1 + np.cumsum(np.array(lost, np.int64) + 1)
+        stamp_control(rows, seqs, mono_ns, self._offset_ns())
+        cpus = np.full(len(rows), ANY_CPU, np.uint16)
+        return self._ordered(rows, cpus, self._places[:0], len(rows) + sum(lost), mono_ns, 0)
 
     def _first(self) -> int:
         """The number of the next entry, with the latest feedback of the writer."""
@@ -101,100 +310,59 @@ class Sequencer(Queues):
         self._ahead = ahead
         return self._next_seq
 
-    def _rows(self, count: int) -> NDArray[Any]:
-        """Memory for so many entries, aligned as in the file: a direct write does not copy it."""
-        return self._pool.rows(count, self._opaque, self._bytes + self._numbering.ahead_bytes)
-
     def _ordered(
-        self, rows: NDArray[Any], seqs: I64, origins: Sequence[Origin], first_ns: int
-    ) -> Ordered:
-        """A batch of entries, which uses all numbers up to the last in `seqs`."""
-        first, self._next_seq = self._next_seq, int(seqs[-1]) + 1 if len(seqs) else self._next_seq
-        start, self._bytes = self._bytes, self._bytes + rows.nbytes
-        span = self._next_seq - first
+        self, entries: NDArray[Any], cpus: NDArray[np.uint16], places: I64, span: int,
+        first_ns: int, records: int,
+    ) -> Ordered:  # fmt: skip
+        """A batch of entries, which uses the next `span` numbers."""
+        first, self._next_seq = self._next_seq, self._next_seq + span
+        start, self._bytes = self._bytes, self._bytes + entries.nbytes
         return Ordered(
-            rows, seqs, origins, first, span, first_ns, self._numbering, self._ahead, start
-        )
+            entries, cpus, places, first, span, first_ns, records, self._numbering, self._ahead,
+            start,
+        )  # fmt: skip
 
-    def _control(self, entries: Iterable[Control], seqs: I64, mono_ns: int) -> Ordered:
-        rows = encode_many(entries, self._dtype)
-        stamp_control(rows, seqs, mono_ns, self._mono_to_epoch)
-        return self._ordered(rows, seqs, (), mono_ns)
+    def _merge(self, left: int, piece_bytes: int) -> Iterator[Ordered]:
+        """So many entries, in pieces of at least two: one may be the LOSS entry of the other."""
+        most = max(2, piece_bytes // self._dtype.itemsize)
+        while left:
+            made = self._take(min(left, max(2, even(left, most))))
+            left -= len(made)
+            yield made
 
-    def _merge(self, parts: list[Part], piece_bytes: int) -> Iterator[Ordered]:
-        """Merge several CPUs' parts into one stream, in pieces."""
-        total = sum(map(len, parts))
-        if not total:
-            return
-        merged = flows(parts)
-        most = max(1, piece_bytes // self._dtype.itemsize, _ROWS_PER_CPU * len(parts))
-        step = even(total, most)
-        for start in range(0, total, step):
-            stop = min(start + step, total)
-            shares = [share for flow in merged if len((share := flow.next(start, stop)).where)]
-            if all(share.gaps is None for share in shares):
-                yield self._steady(shares, stop - start)
-            else:
-                yield self._with_losses(shares, stop - start)
-
-    def _steady(self, shares: list[Share], count: int) -> Ordered:
-        """A piece without gaps."""
-        whole = self._rows(count)
-        mono_ns = np.empty(count, np.int64)
-        for share in shares:
-            put(mono_ns, share.where, share.times_ns)
-            put_rows(whole, share.where, share.rows)
-        first = self._first()
-        seqs = np.arange(first, first + count, dtype=np.int64)
-        entries: NDArray[Any] = whole.view(self._dtype)
-        stamp(entries, seqs, mono_ns, self._mono_to_epoch)
-        places = [(share.cpu, share.where) for share in shares]
-        return self._ordered(entries, seqs, _origins(entries, places), int(mono_ns[0]))
-
-    def _with_losses(self, shares: list[Share], count: int) -> Ordered:
-        """A piece with LOSS entries after its gaps, such as
-
-            serials of a CPU     7   8           11  12       9 and 10 are missing
-            gaps                 0   0            2   0       missing before each record
-            numbers             41  42           46  47       43 and 44 were lost, 45 is the LOSS
-            place                0   1            3   4       of each record in the piece
-            losses                       2                    place of each LOSS entry
-            seqs                41  42  45       46  47       of all entries of the piece
-        """
-        gaps, serials, times_ns = np.zeros((3, count), np.int64)
-        cpus_of = np.empty(count, np.uint16)
-        for share in shares:
-            times_ns[share.where], serials[share.where] = share.times_ns, share.serials
-            cpus_of[share.where] = share.cpu
-            if share.gaps is not None:
-                gaps[share.where] = share.gaps
-        after_gap = gaps > 0
-        # Each lost record takes one number, the LOSS entry one, the record one.
-        numbers = self._first() - 1 + np.cumsum(gaps + after_gap + 1)
-        place = np.arange(count) + np.cumsum(after_gap)
-        losses = place[after_gap] - 1
-
-        total = count + len(losses)
-        whole = self._rows(total)
-        for share in shares:
-            put_rows(whole, place[share.where], share.rows)
-        entries: NDArray[Any] = whole.view(self._dtype)
-        seqs, mono_ns = np.empty((2, total), np.int64)
-        seqs[place], mono_ns[place] = numbers, times_ns
-        missing = gaps[after_gap]
-        fill_losses(
-            head_words(entries), losses, cpus_of[after_gap], serials[after_gap] - missing, missing
-        )
-        seqs[losses] = numbers[after_gap] - 1
-        mono_ns[losses] = times_ns[after_gap]
-        if "time_ns" in (self._dtype.names or ()):
-            entries["time_ns"][losses] = mono_ns[losses]
-        stamp(entries, seqs, mono_ns, self._mono_to_epoch)
-        places = [(share.cpu, place[share.where]) for share in shares]
-        return self._ordered(entries, seqs, _origins(entries, places), int(times_ns[0]))
+    def _take(self, room: int) -> Ordered:
+        """The next piece, of so many entries at most."""
+        if len(self._places) < POINTS * len(self._cpus):
+            self._places = np.empty((POINTS * len(self._cpus), 3), np.int64)
+        # Aligned as in the file: a direct write does not copy it.
+        start = self._bytes + self._numbering.ahead_bytes
+        rows, cpus = self._pool.rows(room, self._opaque, start), np.empty(room, np.uint16)
+        first, offset_ns = self._first(), self._offset_ns()
+        where = rows.ctypes.data, cpus.ctypes.data, self._places.ctypes.data
+        piece = _Piece(*where, room, first, offset_ns)
+        made = _checked(self._c.order_merge(self._order, ctypes.addressof(piece)))
+        entries: NDArray[Any] = rows[:made].view(self._dtype)
+        places = self._places[: piece.counted].copy()
+        span = piece.seq - first
+        return self._ordered(entries, cpus[:made], places, span, piece.first_ns, piece.records)
 
 
-def _origins(entries: NDArray[Any], places: Sequence[tuple[int, I64]]) -> list[Origin]:
-    # Copy now, while the entries' heads are in the core's cache.
-    locations = head_words(entries)[:, LOCATION_WORD].copy()
-    return [Origin(cpu, where, pick(locations, where)) for cpu, where in places]
+_COLUMNS = ("serial", "time_ns", "seq")
+"""Of an entry, beside the classic head; all u64."""
+
+
+def _place(dtype: np.dtype[Any], name: str) -> int:
+    """Where a column of 8 bytes begins; -1 without it."""
+    if name not in (dtype.names or ()) or dtype[name].itemsize != 8:
+        return -1
+    assert dtype.fields is not None
+    return dtype.fields[name][1]
+
+
+def _checked(result: int) -> int:
+    """What a function of drain.c returned. MemoryError, AssertionError."""
+    if result == _NO_MEMORY:
+        raise MemoryError
+    if result < 0:
+        raise AssertionError("a record changed in its ring before it was written")
+    return result

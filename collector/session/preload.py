@@ -14,7 +14,7 @@ from importlib import import_module
 from tcpkmon.collector.loader.prepare import Prepared
 from tcpkmon.collector.metrics.watching import CALLS
 from tcpkmon.collector.plan.request import Request
-from tcpkmon.collector.ring import words
+from tcpkmon.collector.ring import library
 from tcpkmon.formats.base.installing import own_version
 
 _UNIQUE = "numpy.ma"
@@ -36,7 +36,8 @@ def _modules(request: Request, prepared: Prepared) -> Iterator[str]:
 def preload(request: Request, prepared: Prepared) -> None:
     """Import and open what this capture needs later."""
     import_all(_modules(request, prepared))
-    words.find_library()
+    library.find_library()
+    library.find_order()
     own_version()
 
 

@@ -18,7 +18,7 @@ from tcpkmon.collector.writer.codec import Batch, Codec, File, Frame
 from tcpkmon.collector.writer.file_sink import cause_of
 from tcpkmon.collector.writer.noting import Noting
 from tcpkmon.collector.writer.tape import Account, Item, owe
-from tcpkmon.collector.writer.written import END_TRIES, RETRY_NS, Place, Tally, Written
+from tcpkmon.collector.writer.written import END_TRIES, RETRY_NS, Place, Written
 from tcpkmon.formats.base.control import ANY_CPU, Loss, LossCause
 from tcpkmon.formats.base.errors import TcpkmonError
 
@@ -38,7 +38,6 @@ class Appender:
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.written = Written() if written is None else written
-        self.tally = Tally(self.written.in_file)
         self.files: dict[int, File] = {}
         self.disk_lost = 0
         """Records that a full disk, or a write that failed, took; of all files."""
@@ -118,12 +117,11 @@ class Appender:
 
     def _forget(self, written: Written) -> None:
         """Nothing of the last dump belongs to the next one."""
-        self.written, self.tally = written, Tally(written.in_file)
+        self.written = written
         self._gaps, self._failed = [], None
 
     def _control(self, items: Sequence[Item], mono_ns: int, reserved: bool) -> list[File]:
         """Write items; the files in which that failed."""
-        self.tally.settle()
         for item in items:
             if isinstance(item, Account):
                 self._noting.account(item)
@@ -212,13 +210,9 @@ class Appender:
 
     def _count(self, file: File, batch: Batch, stop: int) -> None:
         """Count the first entries of a batch as in the file."""
-        if stop == len(batch):
-            batch.tally(self.tally)
-            file.records += batch.records
-        else:
-            counts = batch.counts(0, stop)
-            self.written.in_file.update(counts)
-            file.records += counts.total()
+        counts = batch.counts(0, stop)
+        self.written.in_file.update(counts)
+        file.records += counts.total()
         self.written.entries += stop
         self.written.last_seq += batch.numbers(stop)
         self._noting.wrote(batch, stop)

@@ -19,8 +19,8 @@ import numpy as np
 from tcpkmon.collector.ring.batch import Batch as RingBatch
 from tcpkmon.collector.ring.journal import Journal
 from tcpkmon.collector.sequencer.clock_pairs import Clocks
-from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS, Queues
-from tcpkmon.collector.sequencer.ordered_batch import Ordered
+from tcpkmon.collector.sequencer.ordered import Ordered
+from tcpkmon.collector.sequencer.sequencer import FOREVER_NS, Queues
 from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
 from tcpkmon.collector.writer.codec import Batch, Codec, File, Show, Tail
 from tcpkmon.collector.writer.ledger import Books

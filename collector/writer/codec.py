@@ -17,15 +17,15 @@ from typing import Any, ClassVar, Protocol
 from tcpkmon.collector.ring.journal import Journal
 from tcpkmon.collector.ring.notes import STATE
 from tcpkmon.collector.sequencer.clock_pairs import Clocks
-from tcpkmon.collector.sequencer.cpu_queue import Queues
-from tcpkmon.collector.sequencer.ordered_batch import Ordered
+from tcpkmon.collector.sequencer.ordered import Ordered
+from tcpkmon.collector.sequencer.sequencer import Queues
 from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
 from tcpkmon.collector.writer.file_sink import FileSink
 from tcpkmon.collector.writer.output_file import Output, Owner
 from tcpkmon.collector.writer.output_folder import OutputFolder
 from tcpkmon.collector.writer.states import States
 from tcpkmon.collector.writer.tape import Beginning, Item
-from tcpkmon.collector.writer.written import Place, Tally, Written
+from tcpkmon.collector.writer.written import Place, Written
 from tcpkmon.formats.base.control import Clock
 
 ALL = 0
@@ -68,10 +68,6 @@ class Batch(Protocol):
 
     def counts(self, start: int = 0, stop: int | None = None) -> Counter[Place]:
         """The records of a range, by (cpu, location)."""
-        ...
-
-    def tally(self, tally: Tally) -> None:
-        """Count all records."""
         ...
 
 

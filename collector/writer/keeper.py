@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tcpkmon.collector.sequencer.ordered_batch import Ordered
+from tcpkmon.collector.sequencer.ordered import Ordered
 from tcpkmon.collector.writer.codec import Batch
 from tcpkmon.collector.writer.states import States
 from tcpkmon.collector.writer.tape import Account, Item
@@ -90,7 +90,7 @@ class Keeper:
         """The next records; how many there are of each place."""
         counts = batch.counts()
         self.passed.update(counts)
-        beside = getattr(batch, "seqs", getattr(batch, "keys", None))
+        beside = getattr(batch, "cpus", getattr(batch, "serials", None))
         self._add(batch, batch.nbytes + getattr(beside, "nbytes", 0) + PIECE_COST)
         return counts
 

@@ -27,12 +27,12 @@ from tcpkmon.collector.linux.syscalls import online_cpus
 from tcpkmon.collector.ring.points import EVENT_HEAD_BYTES, FIRST_EVENT
 from tcpkmon.collector.sequencer.buffer_pool import Pool
 from tcpkmon.collector.sequencer.clock_pairs import Clocks
-from tcpkmon.collector.sequencer.cpu_queue import Queues
+from tcpkmon.collector.sequencer.sequencer import Queues
 from tcpkmon.collector.writer.base_events import notes_of, process_notes
 from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
 from tcpkmon.collector.writer.codec import Codec, File, Frame, Segment, Show
 from tcpkmon.collector.writer.function_names import FunctionNames
-from tcpkmon.collector.writer.log_batch import LogBatch, copies
+from tcpkmon.collector.writer.log_batch import LogBatch
 from tcpkmon.collector.writer.log_folder import LogFolder
 from tcpkmon.collector.writer.note import EVERY_CPU, FIRST_CPU, Note
 from tcpkmon.collector.writer.output_file import Owner
@@ -113,14 +113,16 @@ class KloggerCodec(Codec):
     ) -> Iterator[tuple[LogBatch, Sequence[Any]]]:
         """Copies, which each CPU's file gets in the order of its serials: they print in no order
         of all CPUs but that of the schema tcp."""
-        parts = self.order.take(watermark_ns)
+        copies = self.order.copies(watermark_ns, self._pool)
+        batches: Iterable[LogBatch] = (LogBatch(*copy) for copy in copies)
         if show is not None:
-            rows, lost = tcp_in_order(parts)
+            batches = [*batches]
+            rows, lost = tcp_in_order(batches)
             lost[0] += self._behind
             self._behind = int(lost[-1])
             if rows is not None:
                 show(rows, lost[:-1])
-        for batch in copies(parts, self._pool):
+        for batch in batches:
             yield batch, (batch,)
 
     def missing(self, serials: Mapping[int, int], mono_ns: int) -> Iterable[LogBatch]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,7 @@ import numpy as np
 
 from tcpkmon.collector.ring.journal import Note
 from tcpkmon.collector.sequencer.clock_pairs import Clocks
-from tcpkmon.collector.sequencer.ordered_batch import (
-    Numbering,
-    Ordered,
-    stamp,
-    stamp_control,
-)
+from tcpkmon.collector.sequencer.ordered import Numbering, Ordered, stamp, stamp_control
 from tcpkmon.collector.sequencer.sequencer import Sequencer
 from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
 from tcpkmon.collector.writer.codec import Codec, File, Frame, Look, Segment, Show
@@ -63,10 +58,11 @@ class PscCodec(Codec):
         self.states_cpu = info.cpus
         self.reserve_bytes = reserve_bytes(self._cpus, info.programs + 4, info.entry_size)
         self.states = States(info.dtype, info.remembered or MOST) if rotates else None
-        self.unit, self._dtype, self._to_epoch = info.dtype.itemsize, info.dtype, clocks.to_epoch
+        self.unit, self._dtype = info.dtype.itemsize, info.dtype
+        self._offset_ns: Callable[[], int] = lambda: clocks.offset_ns
         self._numbering: Numbering | None = None
         self._given_bytes = 0
-        self.order = Sequencer(info.dtype, clocks.to_epoch, first_seq=last_seq + 1)
+        self.order = Sequencer(info.dtype, self._offset_ns, first_seq=last_seq + 1)
         self.order.warm()
 
     def take(
@@ -98,7 +94,7 @@ class PscCodec(Codec):
         states, known = self.states.repeat(self.states_cpu, mono_ns, most)
         if states is not None and "time_ns" in (states.entries.dtype.names or ()):
             times_ns = states.entries["time_ns"].astype(np.int64)
-            stamp(states.entries, states.seqs, times_ns, lambda ns: ns + offset_ns)
+            stamp(states.entries, np.arange(1, len(states) + 1), times_ns, offset_ns)
         return states, known
 
     def head(self, segment: Segment, cpu: int, written: Written) -> Frame:
@@ -159,7 +155,7 @@ class PscCodec(Codec):
         rows = encode_many(entries, self._dtype)
         skipped = [_skipped(entry) for entry in entries]
         seqs = written.last_seq + np.cumsum(np.array(skipped, np.int64) + 1)
-        stamp_control(rows, seqs, mono_ns, self._to_epoch)
+        stamp_control(rows, seqs, mono_ns, self._offset_ns())
         return Frame(
             [header + rows.tobytes()], None, len(rows), len(rows), len(rows) + sum(skipped),
             sum(skipped), _checkpoints(entries),

@@ -17,8 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tcpkmon.collector.sequencer.clock_pairs import Clocks, offset_of
 from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
@@ -188,7 +186,7 @@ class Recorder(Stream):
             self._spool.put_control([account], mono_ns)
 
     def _realtime_ns(self, mono_ns: int) -> int:
-        return int(self._clocks.to_epoch(np.array([mono_ns]))[0])
+        return mono_ns + self._clocks.offset_ns
 
     def _fire(self, hits: Sequence[Hit]) -> None:
         for hit in hits:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.collector.sequencer.ordered_batch import Ordered, Origin, opaque
+from tcpkmon.collector.sequencer.ordered import Ordered, opaque
 from tcpkmon.formats.base.control import EXISTING
 from tcpkmon.formats.base.tcp import Location, State
 
@@ -34,7 +34,7 @@ class States:
 
     def add(self, ordered: Ordered) -> None:
         """Take the next records."""
-        if self._rows is None or not ordered.origins:
+        if self._rows is None or not ordered.records:
             return
         ids = ordered.entries["conn_id"]
         # The last of each row of records of one connection.
@@ -81,7 +81,6 @@ class States:
             if name in names:
                 found[name] = value
         found["location"] = EXISTING
-        numbers = np.arange(1, len(found) + 1, dtype=np.int64)
-        locations = np.full(len(found), EXISTING, np.uint32)
-        origin = Origin(cpu, np.arange(len(found)), locations)
-        return Ordered(found, numbers, [origin], 1, len(found), mono_ns), count
+        number = len(found)
+        cpus, places = np.full(number, cpu, np.uint16), np.array([[cpu, EXISTING, number]])
+        return Ordered(found, cpus, places, 1, number, mono_ns, number), count

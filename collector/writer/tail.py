@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from tcpkmon.collector.linux.trusted_files import open_no_link
 from tcpkmon.collector.ring.journal import Journal
-from tcpkmon.collector.sequencer.ordered_batch import count_places
+from tcpkmon.collector.sequencer.ordered import count_places
 from tcpkmon.collector.writer.codec import ALL, Left, Tail
 from tcpkmon.collector.writer.output_file import trusted_users
 from tcpkmon.collector.writer.segment_folder import take_over_file

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from tcpkmon.collector.sequencer.ordered_batch import Ordered
+from tcpkmon.collector.sequencer.ordered import Ordered
 from tcpkmon.collector.writer.capture_info import CaptureInfo
 from tcpkmon.collector.writer.ledger import Books
 from tcpkmon.collector.writer.note import Note

@@ -10,27 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.collector.ring.points import FIRST_EVENT
-from tcpkmon.collector.sequencer.ordered_batch import LOCATION_WORD
-from tcpkmon.collector.sequencer.part import Part
+from tcpkmon.collector.writer.log_batch import LogBatch
 from tcpkmon.formats.base.control import EXISTING
 
-_POINT = (np.dtype("=u4"), 4 * LOCATION_WORD)
 
-
-def tcp_in_order(parts: Sequence[Part]) -> tuple[NDArray[Any] | None, NDArray[np.int64]]:
+def tcp_in_order(batches: Sequence[LogBatch]) -> tuple[NDArray[Any] | None, NDArray[np.int64]]:
     """Those of a release of all CPUs, by time, as opaque rows of the ring; None: there are none.
 
     And (n + 1,) how many records, of any event, are missing before each, and behind the last one.
     """
     rows, keys, lost, behind = [], [], [], 0
-    for part in parts:
-        points = part.rows.getfield(*_POINT)
+    for batch in batches:
+        points = batch.points
         at = np.flatnonzero((points < FIRST_EVENT) | (points == EXISTING))
-        behind += part.missing
+        behind += batch.missing
         if len(at):
-            rows.append(part.rows[at])
-            keys.append(part.keys_ns[at])
-            lost.append(np.diff(np.cumsum(part.gaps)[at], prepend=0))
+            rows.append(batch.rows[at])
+            keys.append(batch.keys_ns[at])
+            lost.append(np.diff(np.cumsum(batch.gaps)[at], prepend=0))
             behind -= int(lost[-1].sum())
     if not rows:
         return None, np.array([behind])

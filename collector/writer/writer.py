@@ -219,7 +219,6 @@ class Writer(Appender):
         return file
 
     def _close(self, files: Mapping[int, File], why: str) -> None:
-        self.tally.settle()
         size_bytes = sum(file.sink.end_bytes for file in files.values())
         self._closed_bytes += size_bytes
         gone = {}

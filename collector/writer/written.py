@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tcpkmon.collector.sequencer.ordered_batch import count_places
 from tcpkmon.formats.base.causes import COLLECTOR_CAUSES
 from tcpkmon.formats.base.control import LossCause
 
@@ -18,37 +14,8 @@ RETRY_NS = 100_000_000
 END_TRIES = 3
 """How often the last entries of a file are tried, without a pause."""
 
-TALLY_ENTRIES = 1 << 16
 Place = tuple[int, int]
 """(cpu, location)"""
-
-
-class Tally:
-    """Counts written records, many batches at a time: to count each batch alone costs more than
-    to number its entries. The counter is complete after settle()."""
-
-    def __init__(self, counter: Counter[Place]) -> None:
-        self._counter = counter
-        self._by_cpu: defaultdict[int, list[NDArray[np.uint32]]] = defaultdict(list)
-        self._waiting = 0
-
-    def add(self, cpu: int, locations: NDArray[np.uint32]) -> None:
-        """Count a CPU's records."""
-        self._by_cpu[cpu].append(locations)
-        self._waiting += len(locations)
-        if self._waiting > TALLY_ENTRIES:
-            self.settle()
-
-    def count(self, counts: Counter[Place]) -> None:
-        """Count records that are counted."""
-        self._counter.update(counts)
-
-    def settle(self) -> None:
-        """Bring the counter up to date."""
-        for cpu, found in self._by_cpu.items():
-            self._counter.update(count_places(cpu, np.concatenate(found)))
-        self._by_cpu.clear()
-        self._waiting = 0
 
 
 @dataclass
@@ -56,8 +23,7 @@ class Written:
     """What is in the file, and what was dropped on the way to it. The writer updates it.
 
     Another thread may read it after close(), or for a display. Counters are of records (no
-    control entries) by (cpu, location). in_file is up to date when control entries are made, and
-    after close().
+    control entries) by (cpu, location).
     """
 
     entries: int = 0

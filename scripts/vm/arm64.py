@@ -28,7 +28,7 @@ PACKAGES = (
 )  # fmt: skip
 MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
 TESTING = ("pytest", "hypothesis")
-LIBRARIES = ("collector/ring/words", "formats/lines/lines")
+LIBRARIES = ("collector/ring/drain", "formats/lines/lines")
 APPEND = "console=ttyAMA0 panic=-1 maxcpus=1 mitigations=off nowatchdog audit=0 tcpkmon-guest"
 BIND = """\
 tree=$1 seen=$2 modules=$3 in_it=$4; shift 4

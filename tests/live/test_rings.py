@@ -37,7 +37,7 @@ from tcpkmon.collector.ring.transport import Transport
 from tcpkmon.formats.base.control import Loss, words_view
 from tcpkmon.formats.base.errors import KernelError, UsageError
 from tests.descriptors import descriptors
-from tests.unit.ordering import NO_CPU, Whole, cpus_of
+from tests.unit.ordering import NO_CPU, Whole, seqs_of
 
 ENTRY = 112
 DTYPE = np.dtype(
@@ -385,7 +385,7 @@ def test_living_rings_survive_a_refresh(source: Source) -> None:
 
 
 def test_overload_through_the_sequencer_is_exact(source: Source) -> None:
-    sequencer = Whole(DTYPE, lambda mono_ns: mono_ns)
+    sequencer = Whole(DTYPE, lambda: 0)
     entries = losses = records = 0
     previous = 0
     with source.rings(8, PAGE) as rings:
@@ -401,9 +401,9 @@ def test_overload_through_the_sequencer_is_exact(source: Source) -> None:
             rings.free()
         outs.append(sequencer.finish(source.serials))
         for out in outs:
-            gaps = np.diff(out.seqs, prepend=previous) - 1
-            previous = int(out.seqs[-1]) if len(out) else previous
-            marks = cpus_of(out) == NO_CPU
+            gaps = np.diff(seqs_of(out), prepend=previous) - 1
+            previous = int(seqs_of(out)[-1]) if len(out) else previous
+            marks = out.cpus == NO_CPU
             assert (out.entries["location"][marks] == Loss.location).all()
             assert not gaps[~marks].any()
             assert np.array_equal(gaps[marks], words_view(out.entries)[marks, 2])

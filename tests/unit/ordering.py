@@ -9,20 +9,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS
-from tcpkmon.collector.sequencer.ordered_batch import Ordered, Origin, opaque
-from tcpkmon.collector.sequencer.sequencer import Sequencer
-from tcpkmon.formats.base.control import Control
+from tcpkmon.collector.sequencer.ordered import Ordered, opaque
+from tcpkmon.collector.sequencer.sequencer import FOREVER_NS, Sequencer
+from tcpkmon.formats.base.control import ANY_CPU, Control, Loss, words_view
 
-NO_CPU = 0xFFFF
+NO_CPU = ANY_CPU
 
 
 class Whole(Sequencer):
     """A sequencer that gives each release in one piece."""
 
     def release(self, watermark_ns: int) -> Ordered:
-        whole = next(self._merge(self.take(watermark_ns), FOREVER_NS), None)
-        return whole or self._control([], np.empty(0, np.int64), 0)
+        whole = next(self._merge(self._up_to(watermark_ns), FOREVER_NS), None)
+        return whole or self._control([], [], 0)
 
     def finish(self, serials: Mapping[int, int], mono_ns: int | None = None) -> Ordered:
         return joined(self.release(FOREVER_NS), self.missing(serials, mono_ns))
@@ -30,33 +29,33 @@ class Whole(Sequencer):
     def control(self, entries: Iterable[Control], mono_ns: int) -> Ordered:
         """Control entries with the next sequence numbers, all of one moment."""
         listed = list(entries)
-        first = self._first()
-        return self._control(listed, np.arange(first, first + len(listed), dtype=np.int64), mono_ns)
+        return self._control(listed, [0] * len(listed), mono_ns)
 
     @property
     def last_serial(self) -> dict[int, int]:
         """By CPU, the serial up to which all were released or counted as lost."""
-        return {number: cpu.decided for number, cpu in self._cpus.items()}
+        return {number: last for number, (last, _) in self.released().items()}
 
 
-def cpus_of(ordered: Ordered) -> NDArray[np.uint16]:
-    """The CPU of each entry, NO_CPU for control entries."""
-    cpus = np.full(len(ordered), NO_CPU, np.uint16)
-    for origin in ordered.origins:
-        cpus[origin.where] = origin.cpu
-    return cpus
+def seqs_of(ordered: Ordered) -> NDArray[np.int64]:
+    """The sequence number of each entry, by the LOSS entries: these count the numbers before."""
+    rows = ordered.entries
+    words = words_view(rows).astype(np.int64)
+    lost = np.where(rows["location"] == Loss.location, words[:, 2] + (words[:, 3] << 32), 0)
+    seqs: NDArray[np.int64] = ordered.first_seq - 1 + np.cumsum(lost + 1)
+    return seqs
 
 
 def joined(one: Ordered, other: Ordered) -> Ordered:
     """Two batches as one; `other` has the numbers right after `one`."""
-    moved = [Origin(o.cpu, o.where + len(one), o.locations) for o in other.origins]
     return Ordered(
         _join_rows((one.entries, other.entries), one.entries.dtype),
-        np.concatenate((one.seqs, other.seqs)),
-        [*one.origins, *moved],
+        np.concatenate((one.cpus, other.cpus)),
+        np.concatenate((one.places, other.places)),
         one.first_seq,
         one.span + other.span,
         one.first_ns if len(one) else other.first_ns,
+        one.records + other.records,
     )
 
 

@@ -183,7 +183,7 @@ def test_a_change_that_a_full_disk_refuses_comes_later(tmp_path: Path) -> None:
     path, calls = tmp_path / "x", FaultyCalls()
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     sink = FileSink(fd, build.entry_size, calls, 0, direct=False)
-    writer = psc_writer(sink, build.dtype, lambda ns: ns, Written(entries=1, last_seq=1))
+    writer = psc_writer(sink, build.dtype, lambda: 0, Written(entries=1, last_seq=1))
     calls.fail("write", errno.ENOSPC)
     for change in (Change(0, 2, 1, 2, 1, 0), Change(0, 2, 3, 4, 0, 1), Change(0, 1, 5, 6, 1, 0)):
         assert not writer.control([change], 7)

@@ -10,9 +10,8 @@ import pytest
 
 from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.collector.sequencer.buffer_pool import Pool
-from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS, Queues
-from tcpkmon.collector.sequencer.part import COPY_BYTES
-from tcpkmon.collector.writer.log_batch import copies
+from tcpkmon.collector.sequencer.sequencer import COPY_BYTES, FOREVER_NS, Queues
+from tcpkmon.collector.writer.log_batch import LogBatch
 from tcpkmon.formats.klogger import LogReader
 from tests.unit.makers import CPUS, LogMaker
 from tests.unit.test_sequencer import FULL, make_rows
@@ -38,7 +37,7 @@ def test_batches(counts: tuple[int, ...], batches: list[int]) -> None:
         serials = np.arange(1, count + 1)
         memory.append(make_rows(FULL, cpu, serials, serials))
         queues.push(Batch(cpu, memory[-1], 0))
-    made = list(copies(queues.take(FOREVER_NS), Pool()))
+    made = [LogBatch(*copy) for copy in queues.copies(FOREVER_NS, Pool())]
     for rows in memory:
         rows.view(np.uint8)[:] = 0xDD
     assert [len(batch) for batch in made] == batches

@@ -15,7 +15,8 @@ from tcpkmon.collector.plan.event_layout import lay_out, ring_dtype
 from tcpkmon.collector.plan.schema_sources import find_sources
 from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.collector.ring.points import ACCOUNT
-from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS, Queues
+from tcpkmon.collector.sequencer.buffer_pool import Pool
+from tcpkmon.collector.sequencer.sequencer import FOREVER_NS, Queues
 from tcpkmon.collector.writer.base_events import ledger_notes
 from tcpkmon.collector.writer.codec import File
 from tcpkmon.collector.writer.file_sink import Calls, FileSink
@@ -104,8 +105,7 @@ class _Log:
             words[:, 6] = 77
             words[:, 8] = serials
             queues.push(Batch(cpu, rows.view(ring_dtype(self.layout.entry_size)), 10**6))
-        parts = queues.take(FOREVER_NS)
-        return [LogBatch(part.cpu, part.chunks, part.before) for part in parts]
+        return [LogBatch(*copy) for copy in queues.copies(FOREVER_NS, Pool())]
 
     def read(self, cpu):
         """(event, serial, first field or None) of every record; damage."""

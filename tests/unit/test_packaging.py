@@ -85,7 +85,7 @@ def clone(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "formats" / "lines", lines, ignore=shutil.ignore_patterns("*.so"))
     (lines / "_lines.so").touch()
     (tmp_path / "collector" / "ring").mkdir(parents=True)
-    (tmp_path / "collector" / "ring" / "_words.so").touch()
+    (tmp_path / "collector" / "ring" / "_drain.so").touch()
     # Not a real environment: one whose python says what pip was asked for.
     folder = tmp_path / ".venv" / "bin"
     folder.mkdir(parents=True)
@@ -138,7 +138,7 @@ def test_setup_compiles_again_what_was_cleared_away(clone: Path) -> None:
     (clone / "formats" / "lines" / "_lines.so").unlink()
     assert len(set_up(clone)) == 1
     (clone / "formats" / "lines" / "_lines.so").touch()
-    (clone / "collector" / "ring" / "_words.so").unlink()
+    (clone / "collector" / "ring" / "_drain.so").unlink()
     assert len(set_up(clone)) == 1
 
 

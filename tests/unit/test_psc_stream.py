@@ -10,7 +10,7 @@ import numpy as np
 
 from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.collector.sequencer.buffer_pool import PIECE_BYTES
-from tcpkmon.collector.sequencer.ordered_batch import Ordered
+from tcpkmon.collector.sequencer.ordered import Ordered
 from tcpkmon.collector.sequencer.sequencer import Sequencer
 from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.collector.writer.note import Note
@@ -24,7 +24,7 @@ def make_stream(folder: Path) -> tuple[Stream, list[Ordered]]:
     put: list[Ordered] = []
     stream = Stream(STREAMS["psc"](), folder / "a.pm")
     stream._show = None
-    stream.codec.order = Sequencer(FULL, lambda mono_ns: mono_ns + 10**18, first_seq=2)
+    stream.codec.order = Sequencer(FULL, lambda: 10**18, first_seq=2)
     stream._spool = SimpleNamespace(put=put.append, flush=lambda: None)  # type: ignore[assignment]
     return stream, put
 

@@ -14,7 +14,9 @@ from tcpkmon.collector.plan.columns import choose_columns, load_schema, location
 from tcpkmon.collector.plan.filters import Filters
 from tcpkmon.collector.plan.request import Request, check_request
 from tcpkmon.collector.ring.batch import Batch
-from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS, Queues
+from tcpkmon.collector.sequencer.buffer_pool import Pool
+from tcpkmon.collector.sequencer.sequencer import FOREVER_NS, Queues
+from tcpkmon.collector.writer.log_batch import LogBatch
 from tcpkmon.collector.writer.tcp_order import tcp_in_order
 from tcpkmon.formats.base.control import EXISTING
 from tcpkmon.formats.base.errors import UsageError
@@ -56,7 +58,7 @@ def test_the_last_record_is_that_of_all_cpus() -> None:
                                  location=[EXISTING, AT["SEND_CALL"]],
                                  snd_cwnd_segs=[2, 6]), 0))  # fmt: skip
     queues.push(Batch(2, in_ring([1], [600], conn_id=7, location=40), 0))  # of another schema
-    rows, _ = tcp_in_order(list(queues.take(FOREVER_NS)))
+    rows, _ = tcp_in_order([LogBatch(*copy) for copy in queues.copies(FOREVER_NS, Pool())])
     assert rows is not None and len(rows) == 5
     watching = watch(LAYOUT, True, raw=True)
     watching.add(rows)

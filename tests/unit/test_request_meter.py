@@ -10,7 +10,9 @@ import numpy as np
 from tcpkmon.collector.metrics.watching import Watching
 from tcpkmon.collector.plan.columns import load_schema, locations_of
 from tcpkmon.collector.ring.batch import Batch
-from tcpkmon.collector.sequencer.cpu_queue import FOREVER_NS, Queues
+from tcpkmon.collector.sequencer.buffer_pool import Pool
+from tcpkmon.collector.sequencer.sequencer import FOREVER_NS, Queues
+from tcpkmon.collector.writer.log_batch import LogBatch
 from tcpkmon.collector.writer.tcp_order import tcp_in_order
 from tcpkmon.formats.analysis.exchanges import NULL, Exchanges
 from tcpkmon.formats.base.control import Loss, encode_many
@@ -77,6 +79,6 @@ def test_a_log_tells_what_is_missing_before_each_record() -> None:
 
     queues.push(batch(0, [3, 5, 9, 12], [1, 40, 1, 40]))
     queues.push(batch(1, [2], [40]))
-    rows, lost = tcp_in_order(list(queues.take(FOREVER_NS)))
+    rows, lost = tcp_in_order([LogBatch(*copy) for copy in queues.copies(FOREVER_NS, Pool())])
     assert rows is not None and len(rows) == 2
     assert lost.tolist() == [2, 1 + 3, 2 + 1], "of all events, and what is behind"

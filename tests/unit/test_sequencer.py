@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.formats.base.control import Loss, Mark, words_view
 from tcpkmon.formats.base.facts import decode
-from tests.unit.ordering import NO_CPU, Whole, cpus_of
+from tests.unit.ordering import NO_CPU, Whole, seqs_of
 
 EPOCH_NS = 1_700_000_000_000_000_000
 LOSS = Loss.location
@@ -57,7 +57,7 @@ def make_rows(
 
 
 def make_sequencer(dtype: np.dtype[Any], **more: Any) -> Whole:
-    return Whole(dtype, lambda mono_ns: mono_ns + EPOCH_NS, **more)
+    return Whole(dtype, lambda: EPOCH_NS, **more)
 
 
 def check_stream(
@@ -70,12 +70,12 @@ def check_stream(
         assert part.first_seq == expected
         expected += part.span
         if len(part):
-            assert part.seqs[-1] == expected - 1
+            assert seqs_of(part)[-1] == expected - 1
             assert part.entries.flags.c_contiguous
-        assert np.array_equal(part.seqs & 0xFFFFFFFF, part.entries["seq_no"])
+        assert np.array_equal(seqs_of(part) & 0xFFFFFFFF, part.entries["seq_no"])
         if "seq" in (dtype.names or ()):
-            assert np.array_equal(part.seqs, part.entries["seq"])
-    seqs = np.concatenate([part.seqs for part in parts])
+            assert np.array_equal(seqs_of(part), part.entries["seq"])
+    seqs = np.concatenate([seqs_of(part) for part in parts])
     gaps = np.diff(seqs, prepend=first_seq - 1) - 1
     assert (gaps >= 0).all()
     losses = rows["location"] == LOSS
@@ -94,8 +94,8 @@ def test_orders_by_serial_and_merges_by_time() -> None:
     out = sequencer.release(25)
     assert out.entries["cpu"].tolist() == [1, 0, 0, 1]
     assert out.entries["serial"].tolist() == [1, 1, 2, 2]
-    assert cpus_of(out).tolist() == [1, 0, 0, 1]
-    assert out.seqs.tolist() == [1, 2, 3, 4]
+    assert out.cpus.tolist() == [1, 0, 0, 1]
+    assert seqs_of(out).tolist() == [1, 2, 3, 4]
     assert sequencer.waiting == 1
     assert sequencer.read == {0: 2, 1: 2}
     assert sequencer.finish({0: 3, 1: 2}).entries["serial"].tolist() == [3]
@@ -106,7 +106,7 @@ def test_equal_times_go_by_cpu() -> None:
     sequencer = make_sequencer(FULL)
     for cpu in (3, 1, 2):
         sequencer.push(Batch(cpu, make_rows(FULL, cpu, [1], [5]), 0))
-    assert cpus_of(sequencer.release(5)).tolist() == [1, 2, 3]
+    assert sequencer.release(5).cpus.tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("dtype", [FULL, CLASSIC], ids=["full", "classic"])
@@ -124,8 +124,8 @@ def test_gap_becomes_a_loss_entry_with_all_its_values() -> None:
     sequencer = make_sequencer(FULL)
     sequencer.push(Batch(5, make_rows(FULL, 5, [1, 2**33 + 2], [10, 20]), 0))
     out = sequencer.release(99)
-    assert out.seqs.tolist() == [1, 2**33 + 2, 2**33 + 3]
-    assert cpus_of(out).tolist() == [5, NO_CPU, 5]
+    assert seqs_of(out).tolist() == [1, 2**33 + 2, 2**33 + 3]
+    assert out.cpus.tolist() == [5, NO_CPU, 5]
     row = out.entries[1]
     entry = decode(row["callvalue"], row["location"], words_view(out.entries)[1].tolist())
     assert entry == Loss(cpu=5, first_serial=2, count=2**33, cause=0)
@@ -189,9 +189,9 @@ def test_control_entries_take_numbers() -> None:
     marks = sequencer.control([Mark(1, "one"), Mark(2, "two")], 77)
     sequencer.push(Batch(0, make_rows(FULL, 0, [1], [80]), 0))
     records = sequencer.release(90)
-    assert (marks.seqs.tolist(), records.seqs.tolist()) == ([2, 3], [4])
+    assert (seqs_of(marks).tolist(), seqs_of(records).tolist()) == ([2, 3], [4])
     assert marks.entries["time_ns"].tolist() == [77, 77]
-    assert cpus_of(marks).tolist() == [NO_CPU, NO_CPU]
+    assert marks.cpus.tolist() == [NO_CPU, NO_CPU]
     assert not marks.counts()
 
 

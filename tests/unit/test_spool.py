@@ -15,12 +15,12 @@ import pytest
 from failing_calls import SHORT, FaultyCalls
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_sequencer import FULL, make_rows, make_sequencer
+from test_sequencer import CLASSIC, FULL, make_rows, make_sequencer
 from writers import psc_writer
 
 from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.collector.ring.points import ACCOUNT, ROWS
-from tcpkmon.collector.sequencer.ordered_batch import Ordered
+from tcpkmon.collector.sequencer.ordered import Ordered
 from tcpkmon.collector.writer.file_sink import FileSink
 from tcpkmon.collector.writer.ledger import Books
 from tcpkmon.collector.writer.spool import Spool
@@ -53,7 +53,7 @@ class Case:
         fd = os.open(path, os.O_RDWR | os.O_CREAT)
         self.sink = FileSink(fd, DTYPE.itemsize, self.calls, reserve_bytes=0)
         self.writer = psc_writer(
-            self.sink, DTYPE, lambda mono_ns: mono_ns, Written(), lambda: self.now_ns
+            self.sink, DTYPE, lambda: 0, Written(), lambda: self.now_ns
         )
         self.sequencer = make_sequencer(DTYPE)
         self.serials = {0: 0, 1: 0}
@@ -78,7 +78,6 @@ class Case:
     def check(self) -> list[Control]:
         """The file is whole, its gaps stand before LOSS entries, and all records are accounted
         for; its control entries."""
-        self.writer.tally.settle()
         written = self.writer.written
         rows = np.frombuffer(self.path.read_bytes(), DTYPE)
         assert len(rows) == written.entries
@@ -319,6 +318,15 @@ def test_a_batch_larger_than_the_queue_is_taken_when_it_is_empty(case: Case) -> 
     case.check()
 
 
+def test_a_full_queue_counts_entries_of_the_classic_columns(case: Case) -> None:
+    """They have no column `serial`."""
+    sequencer = make_sequencer(CLASSIC)
+    spool = Spool(case.writer, limit_bytes=1)
+    sequencer.push(Batch(0, make_rows(CLASSIC, 0, [1, 2], [10, 20]), 0))
+    put = [spool.put(sequencer.release(ns)) for ns in (10, 20)]
+    assert put == [True, False]
+
+
 def test_close_gives_up_on_a_stuck_disk(case: Case) -> None:
     gate = Gate(case.calls)
     spool = Spool(case.writer)
@@ -332,7 +340,7 @@ def test_close_gives_up_on_a_stuck_disk(case: Case) -> None:
 def test_a_reader_that_went_away_is_told_to_who_puts(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     sink = FileSink(writer, DTYPE.itemsize)
-    spool = Spool(psc_writer(sink, DTYPE, lambda ns: ns, Written()))
+    spool = Spool(psc_writer(sink, DTYPE, lambda: 0, Written()))
     case = Case(tmp_path / "unused")
     os.close(reader)
     spool.start()

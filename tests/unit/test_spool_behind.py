@@ -10,17 +10,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from test_direct_io import Watched
 from test_spool import DTYPE, Case, checkpoint
 
-from tcpkmon.collector.writer import written
 from tcpkmon.collector.writer.direct_io import Pieces, alignment
 from tcpkmon.collector.writer.spool import BEHIND, CACHED_S, CAUGHT_UP, GATHER_BYTES, Spool
-from tcpkmon.collector.writer.written import Tally, Written
+from tcpkmon.collector.writer.written import Written
 from tcpkmon.formats.base.control import LossCause
 
 WAIT_S = 120
@@ -266,21 +262,3 @@ def test_several_batches_fail_as_one_would(tmp_path: Path) -> None:
         case.later()
         case.writer.write(case.batch(4), case.batch(4, lose=2))
         case.check()
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 400), st.integers(0, 90)), max_size=60))
-def test_a_tally_counts_each_place(found: list[tuple[int, int, int]]) -> None:
-    """Of locations that no schema has, all as one."""
-    expected: Counter[tuple[int, int]] = Counter()
-    counter: Counter[tuple[int, int]] = Counter()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(written, "TALLY_ENTRIES", 100)
-        tally = Tally(counter)
-        for cpu, location, count in found:
-            locations = np.full(2 * count, location, np.uint32)
-            locations[::2] = cpu
-            tally.add(cpu, locations)
-            expected[cpu, min(location, 255)] += count
-            expected[cpu, cpu] += count
-        tally.settle()
-    assert counter == +expected

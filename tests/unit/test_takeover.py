@@ -20,7 +20,7 @@ from tcpkmon.collector.daemon.systemd import Systemd
 from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.collector.ring.journal import Journal, Note
 from tcpkmon.collector.ring.notes import CountsNote, FileNote, Notes, SegmentNote
-from tcpkmon.collector.sequencer.cpu_queue import Queues
+from tcpkmon.collector.sequencer.sequencer import Queues
 from tcpkmon.collector.writer.base_stream import Stream
 from tcpkmon.collector.writer.codec import File, Tail
 from tcpkmon.collector.writer.file_sink import FileSink

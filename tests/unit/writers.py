@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from tcpkmon.collector.sequencer.ordered_batch import MonoToEpoch
 from tcpkmon.collector.writer.codec import ALL, File
 from tcpkmon.collector.writer.file_sink import FileSink
 from tcpkmon.collector.writer.psc_codec import PscCodec
@@ -20,12 +19,12 @@ from tcpkmon.collector.writer.written import Written
 def psc_writer(
     sink: FileSink,
     dtype: np.dtype[Any],
-    to_epoch: MonoToEpoch,
+    offset_ns: Callable[[], int],
     written: Written,
     now_ns: Callable[[], int] = time.monotonic_ns,
 ) -> Writer:
     codec = PscCodec()
-    codec.unit, codec._dtype, codec._to_epoch = dtype.itemsize, dtype, to_epoch
+    codec.unit, codec._dtype, codec._offset_ns = dtype.itemsize, dtype, offset_ns
     codec._numbering, codec._given_bytes = None, 0
     writer = Writer(codec, written, now_ns=now_ns)
     writer.files[ALL] = File(ALL, sink)

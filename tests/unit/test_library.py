@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words that are shared with the kernel, by words.c."""
+"""The words that are shared with the kernel, by drain.c."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from tcpkmon.collector.commands import doctor
 from tcpkmon.collector.loader import prepare
-from tcpkmon.collector.ring import words
-from tcpkmon.collector.ring.words import Producer, Word
+from tcpkmon.collector.ring import library
+from tcpkmon.collector.ring.library import Producer, Word
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.base.errors import TcpkmonError
 
@@ -71,8 +71,8 @@ def test_a_word_is_stored_where_others_see_it() -> None:
 def test_without_the_library_nothing_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(words, "__file__", str(tmp_path / "words.py"))
-    monkeypatch.setattr(prepare, "find_library", words.find_library.__wrapped__)
+    monkeypatch.setattr(library, "PLACE", tmp_path / "_drain")
+    monkeypatch.setattr(prepare, "find_library", library.find_library.__wrapped__)
     assert cli.run(doctor.command, [], "tcpkmon doctor") == 4
     said = " ".join(capsys.readouterr().out.split())
     assert "is missing, or of another version: rings cannot be read" in said

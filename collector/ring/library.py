@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words of a ring that the kernel shares with this process: words.c keeps their order."""
+"""The compiled drain.c, and the words of a ring that the kernel shares with this process."""
 
 from __future__ import annotations
 
 import functools
 import mmap
-from ctypes import CDLL, PyDLL, byref, c_int, c_uint64
+from ctypes import CDLL, PyDLL, byref, c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,25 @@ from tcpkmon.formats.base.compiled import find_compiled
 from tcpkmon.formats.base.errors import TcpkmonError
 from tcpkmon.formats.base.installing import how_to_install
 
-_VERSION = 1
-_SIGNATURES: dict[str, tuple[Any, str]] = {
+PLACE = Path(__file__).with_name("_drain")
+_VERSION = 2
+_WORDS: dict[str, tuple[Any, str]] = {
     "ring_version": (c_int, ""),
     "ring_load": (c_uint64, "p"),
     "ring_store": (None, "p8"),
     "ring_advance": (c_int, "pp88p"),
+    "order_add": (c_void_p, "p8"),
+    "order_first": (c_int64, "p"),
+}
+_RECORDS: dict[str, tuple[Any, str]] = {
+    "ring_version": (c_int, ""),
+    "order_new": (c_void_p, "8888"),
+    "order_free": (None, "p"),
+    "order_push": (c_int64, "ppp88"),
+    "order_settle": (c_int64, "p"),
+    "order_up_to": (c_int64, "p88"),
+    "order_merge": (c_int64, "pp"),
+    "order_copy": (c_int64, "ppp8pp"),
 }
 _BUSY = 1 << 31
 """BPF_RINGBUF_BUSY_BIT of linux/bpf.h."""
@@ -29,10 +42,19 @@ _BUSY = 1 << 31
 
 @functools.cache
 def find_library() -> CDLL:
-    """The compiled words.c. TcpkmonError if there is none of this version."""
-    place = Path(__file__).with_name("_words")
-    if (library := find_compiled(place, _VERSION, _SIGNATURES, PyDLL)) is None:
-        raise TcpkmonError(f"{place}*.so is missing, or of another version: rings cannot be read",
+    """Its functions for words. TcpkmonError if there is no library of this version."""
+    return _find(_WORDS, PyDLL)
+
+
+@functools.cache
+def find_order() -> CDLL:
+    """Its functions for records: others may have Python's lock meanwhile."""
+    return _find(_RECORDS, CDLL)
+
+
+def _find(signatures: dict[str, tuple[Any, str]], kind: type[CDLL]) -> CDLL:
+    if (library := find_compiled(PLACE, _VERSION, signatures, kind)) is None:
+        raise TcpkmonError(f"{PLACE}*.so is missing, or of another version: rings cannot be read",
                            how_to_install("tcpkmon"))  # fmt: skip
     return library
 
