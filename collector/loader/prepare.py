@@ -149,7 +149,7 @@ def check_privilege() -> None:
 
 
 def check_machine() -> None:
-    """Raises KernelError on machines that the programs are not for; TcpkmonError: no words.c."""
+    """Raises KernelError on machines that the programs are not for; TcpkmonError: no drain.c."""
     machine = this_machine()
     if machine not in {"x86_64", "arm64"} or sys.byteorder != "little":
         raise KernelError(

@@ -58,7 +58,7 @@ struct cpu {
     int64_t head, tail, room; /* waiting: from head, before tail */
     int64_t fresh;            /* those before it are in blocks */
     struct {
-        uint32_t turn, at;
+        int64_t turn, at;
     } counted[POINTS]; /* where the counts of this piece have the point */
 };
 
@@ -67,7 +67,7 @@ struct order {
     int64_t watermark;
     int64_t count;
     struct cpu **cpus, **heap;
-    uint32_t turn;
+    int64_t turn; /* pieces so far */
 };
 
 /* Records of a piece by CPU and location. */
@@ -189,19 +189,22 @@ EXPORT struct cpu *order_add(struct order *order, int64_t number) {
     return order->cpus[order->count++] = cpu;
 }
 
+static int64_t later(int64_t one, int64_t other) {
+    return one > other ? one : other;
+}
+
 static int make_room(struct cpu *cpu, int64_t count) {
     int64_t waiting = cpu->tail - cpu->head;
 
-    if (cpu->tail + count <= cpu->room)
-        return 1;
-    if (cpu->head) {
+    /* Less is moved than was taken. So the queue stays where the caches have it. */
+    if (cpu->head > waiting) {
         memmove(cpu->queue, cpu->queue + cpu->head, waiting * sizeof(*cpu->queue));
-        cpu->fresh = cpu->fresh > cpu->head ? cpu->fresh - cpu->head : 0;
+        cpu->fresh = later(cpu->fresh - cpu->head, 0);
         cpu->head = 0;
         cpu->tail = waiting;
     }
-    if (2 * (waiting + count) > cpu->room) {
-        int64_t room = 2 * (waiting + count) + LEAST_ROOM;
+    if (cpu->tail + count > cpu->room) {
+        int64_t room = 2 * (cpu->tail + count) + LEAST_ROOM;
         struct waiting *queue = realloc(cpu->queue, room * sizeof(*queue));
 
         if (!queue)
@@ -210,10 +213,6 @@ static int make_room(struct cpu *cpu, int64_t count) {
         cpu->room = room;
     }
     return 1;
-}
-
-static int64_t later(int64_t one, int64_t other) {
-    return one > other ? one : other;
 }
 
 /* Its place in the queue, from the end: a record comes before a lower serial where programs nest.
@@ -275,6 +274,23 @@ EXPORT int64_t order_push(struct order *order, struct cpu *cpu, const uint8_t *r
     return late;
 }
 
+/* Copies a CPU's rows from this place of the queue on that are in the ring. */
+static void copy_out(const struct order *order, struct cpu *cpu, int64_t from,
+                     struct block *block) {
+    uint8_t *to = block->rows;
+
+    for (int64_t at = from; at < cpu->tail; at++) {
+        struct waiting *one = &cpu->queue[at];
+
+        if (one->block)
+            continue;
+        memcpy(to, one->row, order->entry);
+        one->row = to;
+        one->block = block;
+        to += order->entry;
+    }
+}
+
 /* Copies what waits out of the rings. */
 EXPORT int64_t order_settle(struct order *order) {
     for (int64_t n = 0; n < order->count; n++) {
@@ -283,24 +299,15 @@ EXPORT int64_t order_settle(struct order *order) {
 
         for (int64_t at = from; at < cpu->tail; at++)
             count += !cpu->queue[at].block;
-        cpu->fresh = cpu->tail;
-        if (!count)
-            continue;
-        struct block *block = malloc(sizeof(*block) + count * order->entry);
-        if (!block)
-            return NO_MEMORY;
-        block->left = count;
-        uint8_t *to = block->rows;
-        for (int64_t at = from; at < cpu->tail; at++) {
-            struct waiting *one = &cpu->queue[at];
+        if (count) {
+            struct block *block = malloc(sizeof(*block) + count * order->entry);
 
-            if (one->block)
-                continue;
-            memcpy(to, one->row, order->entry);
-            one->row = to;
-            one->block = block;
-            to += order->entry;
+            if (!block)
+                return NO_MEMORY;
+            block->left = count;
+            copy_out(order, cpu, from, block);
         }
+        cpu->fresh = cpu->tail;
     }
     return 0;
 }

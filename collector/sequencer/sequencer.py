@@ -91,7 +91,7 @@ class Queues:
         self._limit = max(2, limit_bytes // dtype.itemsize)
         self._c, columns = find_order(), (_place(dtype, name) for name in _COLUMNS)
         self._order = _checked(self._c.order_new(dtype.itemsize, *columns) or _NO_MEMORY)
-        weakref.finalize(self, self._c.order_free, self._order)
+        weakref.finalize(self, self._c.order_free, self._order).atexit = False
         self._cpus: dict[int, tuple[_Cpu, int]] = {}
         self._lent: list[NDArray[Any]] = []
         """What push() got: its memory is read until settle()."""
@@ -220,6 +220,7 @@ class Queues:
         """Those that come too late, or twice, by (cpu, location)."""
         entries, count = batch.entries, len(batch.entries)
         late: Counter[tuple[int, int]] = Counter()
+        assert entries.itemsize == self._dtype.itemsize
         if count:
             cpu, address = self._cpu(batch.cpu)
             self._lent.append(entries)

@@ -35,7 +35,7 @@ site=$tree/.venv/lib/python$python/site-packages
 cp -r "$tree"/.venv/lib/python3*/site-packages/*tcpkmon* /new/opt/site
 mkdir -p "$site"
 mount --bind /new/opt/site "$site"
-cp "/new$results/_words.so" "$tree/collector/ring"
+cp "/new$results/_drain.so" "$tree/collector/ring"
 cp "/new$results/_lines.so" "$tree/formats/lines"
 # In place of a compiler: the host has compiled the test link (collector/lab/link.py).
 cat >/new/usr/bin/cc <<END
