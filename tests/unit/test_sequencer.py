@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sequencer: order, numbers, losses and late records, against a plain model."""
+"""The sequencer: order, numbers, losses and late records. test_drain.py has many more cases."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.formats.base.control import Loss, Mark, words_view
@@ -250,105 +246,3 @@ def test_numbers_that_the_writer_gave_are_gone_on_from() -> None:
     outs[3].renumber(7 + 5)
     check_stream([*outs[2:], out], FULL, 3 + 5)
     assert sequencer.missing({0: 20}).first_seq == 13 + out.span
-
-
-@dataclass
-class Event:
-    cpu: int
-    serial: int
-    time_ns: int
-    fate: str
-
-
-@st.composite
-def streams(draw: st.DrawFn) -> tuple[list[list[Event]], int]:
-    """Per CPU: events in order of serials with their fate; and how many drains bring them."""
-    cpus = []
-    for cpu in range(draw(st.integers(1, 3))):
-        fates = draw(
-            st.lists(st.sampled_from(["read"] * 6 + ["lost", "swapped", "late"]), max_size=40)
-        )
-        steps = draw(st.lists(st.integers(0, 50), min_size=len(fates), max_size=len(fates)))
-        times = np.cumsum(steps) + 1000
-        cpus.append(
-            [Event(cpu, n + 1, int(times[n]), fate) for n, fate in enumerate(fates)]
-        )
-    return cpus, draw(st.integers(1, 8))
-
-
-@given(streams(), st.booleans(), st.data())
-@settings(max_examples=200, deadline=None)
-def test_any_interleaving(
-    made: tuple[list[list[Event]], int], full: bool, data: st.DataObject
-) -> None:
-    """Whatever is lost, swapped or late: numbers run on, gaps are the losses, serials ascend."""
-    cpus, drains = made
-    dtype = FULL if full else CLASSIC
-    sequencer = make_sequencer(dtype)
-    end_ns = max((events[-1].time_ns for events in cpus if events), default=0)
-    cuts = sorted(
-        data.draw(st.lists(st.integers(0, end_ns), min_size=drains, max_size=drains))
-    )
-    parts = []
-    held: dict[int, list[Event]] = {}
-    position = [0] * len(cpus)
-    for cut in [*cuts, end_ns]:
-        for cpu, events in enumerate(cpus):
-            # Everything up to the cut is in the ring by now, and maybe some that is later.
-            stop = position[cpu]
-            while stop < len(events) and events[stop].time_ns <= cut:
-                stop += 1
-            stop = min(len(events), stop + data.draw(st.integers(0, 2)))
-            chunk = events[position[cpu] : stop]
-            position[cpu] = stop
-            come = [e for e in chunk if e.fate in {"read", "swapped"}]
-            for n in range(len(come) - 1):
-                if come[n].fate == "swapped":
-                    come[n], come[n + 1] = come[n + 1], come[n]
-            held.setdefault(cpu, []).extend(e for e in chunk if e.fate == "late")
-            serials = [e.serial for e in come]
-            rows = make_rows(dtype, cpu, serials, [e.time_ns for e in come])
-            sequencer.push(Batch(cpu, rows, 0))
-        parts.append(sequencer.release(cut))
-    # The late ones come when all around them is written.
-    parts.append(sequencer.release(end_ns))
-    decided = sequencer.last_serial
-    dropped: Counter[tuple[int, int]] = Counter()
-    for cpu, events in held.items():
-        rows = make_rows(dtype, cpu, [e.serial for e in events], [e.time_ns for e in events])
-        sequencer.push(Batch(cpu, rows, 0))
-        dropped[cpu, 1] += sum(e.serial <= decided.get(cpu, 0) for e in events)
-    parts.append(sequencer.finish({cpu: len(events) for cpu, events in enumerate(cpus)}))
-
-    rows = check_stream(parts, dtype)
-    records = rows[rows["location"] != LOSS]
-    assert sequencer.late == +dropped
-    total = sum(map(len, cpus))
-    assert len(records) + sequencer.lost == total
-    assert sequencer.lost == sum(e.fate == "lost" for c in cpus for e in c) + dropped.total()
-    assert sequencer.waiting == 0
-    for cpu in range(len(cpus)):
-        own = records["snd_cwnd"][records["callvalue"] == cpu].astype(np.int64)
-        assert (np.diff(own) > 0).all()
-        losses = (rows["location"] == LOSS) & (rows["callvalue"] == cpu)
-        words = words_view(rows)[losses].astype(np.int64)
-        missing = {s for w in words for s in range(w[0], w[0] + w[2])}
-        assert missing | set(own.tolist()) == set(range(1, len(cpus[cpu]) + 1))
-        assert not missing & set(own.tolist())
-
-
-@given(streams(), st.booleans())
-@settings(max_examples=60, deadline=None)
-def test_times_ascend_but_within_a_cpu(
-    made: tuple[list[list[Event]], int], full: bool
-) -> None:
-    """With nothing late, the file's times ascend."""
-    cpus, _ = made
-    dtype = FULL if full else CLASSIC
-    sequencer = make_sequencer(dtype)
-    for cpu, events in enumerate(cpus):
-        rows = make_rows(dtype, cpu, [e.serial for e in events], [e.time_ns for e in events])
-        sequencer.push(Batch(cpu, rows, 0))
-    out = sequencer.finish({})
-    assert (np.diff(out.entries["tv_usec"].astype(np.int64)) >= 0).all()
-    assert out.span == sum(map(len, cpus))
