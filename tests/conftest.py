@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.full import IS_FULL
+from tests.full import IS_FULL, examples
 
 if TYPE_CHECKING:
     from tcpkmon.collector.lab.lab import Lab
 
 settings.register_profile(
-    "shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+    "shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None,
+    max_examples=examples(100),
 )
 settings.register_profile("ci", settings.get_profile("shared-machine"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "shared-machine")

@@ -11,6 +11,11 @@ import pytest
 IS_FULL = os.environ.get("TCPKMON_FULL") == "1"
 
 
+def examples(count: int) -> int:
+    """Of Hypothesis: so many with --full, else a quarter."""
+    return count if IS_FULL else max(count // 4, 1)
+
+
 def first(count: int, cases: Iterable[object]) -> list[object]:
     """For parametrize: so many of the cases; the others with --full."""
     return [

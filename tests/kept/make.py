@@ -11,6 +11,7 @@ made once for a version of the files and kept: tests/unit/test_kept.py compares 
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,13 @@ FORMATS = {
 MOST_TEXT = 6000
 """Characters of an answer that are kept; of longer ones the size and a digest."""
 
+MAINS = {
+    "tcpkmon": "tcpkmon.collector.commands.tcpkmon", "pmgraph": "tcpkmon.formats.commands.pmgraph",
+}  # fmt: skip
+READ_ONCE = (
+    "rich.console", "rich.table", "numpy.ma", "tcpkmon.formats.analysis.check",
+    *(f"tcpkmon.formats.commands.{name}" for name in ("verify", "why", "export", "decode")),
+)  # fmt: skip
 COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "psc": (
         ("tcpkmon", "verify"), ("tcpkmon", "why"), ("tcpkmon", "connections"),
@@ -57,19 +66,30 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 def answers(name: str, folder: Path) -> str:
     """What each command says of a capture that was unpacked there, as text."""
-    variables = {
-        "PATH": os.environ.get("PATH", "/usr/bin:/bin"), "TZ": "UTC", "COLUMNS": "100",
-        "LC_ALL": "C.UTF-8", "NO_COLOR": "1", "HOME": str(folder),
-    }  # fmt: skip
     parts = []
+    server = multiprocessing.get_context("forkserver")  # the libraries are read once for all
+    server.set_forkserver_preload([*MAINS.values(), *READ_ONCE, "tests.kept.make"])
     for command, *words in COMMANDS[name.partition("-")[0]]:
-        done = subprocess.run(
-            [BIN / command, *words, _place(folder, name)], cwd=folder, env=variables, check=False,
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=WAIT_S,
-        )  # fmt: skip
-        head = f"$ {' '.join([command, *words, name])}\nexit code {done.returncode}\n"
-        parts.append(head + "".join(map(_text, (done.stderr, done.stdout))))
+        arguments = [command, *words, _place(folder, name)]
+        with tempfile.TemporaryDirectory() as out:
+            child = server.Process(target=_command, args=(arguments, folder, Path(out)))
+            child.start()
+            child.join(WAIT_S)
+            said = [_text(Path(out, stream).read_bytes()) for stream in ("stderr", "stdout")]
+        head = f"$ {' '.join([command, *words, name])}\nexit code {child.exitcode}\n"
+        parts.append(head + "".join(said))
     return "\n".join(parts)
+
+
+def _command(arguments: list[str], folder: Path, out: Path) -> None:
+    """Be this command, in a process of its own."""
+    os.environ |= {"TZ": "UTC", "COLUMNS": "100", "NO_COLOR": "1", "HOME": str(folder)}
+    time.tzset()
+    os.chdir(folder)
+    sys.argv[:] = arguments
+    for fd, stream in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(out / stream, os.O_WRONLY | os.O_CREAT), fd)
+    import_module(MAINS[arguments[0]]).main()
 
 
 def _place(folder: Path, name: str) -> str:

@@ -5,17 +5,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tcpkmon.formats.analysis import (
-    Event,
-    Intervals,
-    Statistics,
     cpu_times,
     latencies,
     match_pairs,
@@ -24,10 +20,10 @@ from tcpkmon.formats.analysis import (
     sleeps,
 )
 from tcpkmon.formats.analysis.intervals import Matcher
-from tcpkmon.formats.base.errors import FileError, TcpkmonError, UsageError
+from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.klogger import merge
 from tests.unit.klogger_samples import CLOCK, LogMaker
-from tests.unit.log_builder import SCHEMA, clean_log
+from tests.unit.log_builder import clean_log
 
 TEXT = """
 enum state { RUNNING = 0, SLEEPING = -2 }
@@ -145,19 +141,6 @@ def test_losses_and_ends_are_told(tmp_path: Path) -> None:
         assert any("checksum" in problem for problem in log.problems)
 
 
-def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "kernlog.dump.cpuX").write_bytes(b"")
-    with pytest.raises(FileError, match="no Klogger log in"):
-        open_log(tmp_path)
-    with pytest.raises(FileError, match="no log was named"):
-        open_log()
-    with pytest.raises(FileError):
-        open_log(tmp_path / "nothing")
-    (tmp_path / "kernlog.dump.cpu0").write_bytes(b"x" * 100)
-    with pytest.raises(TcpkmonError, match="not a Klogger log"):
-        open_log(tmp_path)
-
-
 # Pairs.
 
 
@@ -225,40 +208,6 @@ def test_pairs_do_not_depend_on_how_the_log_is_cut_into_batches(tmp_path: Path) 
     assert types["stop"] == len(whole) + whole.unstarted
 
 
-def test_no_pairs_are_no_error(tmp_path: Path) -> None:
-    with open_log(make(tmp_path, LogMaker(TEXT).add("EMPTY"))) as log:
-        for found in (match_pairs(log), match_pairs(list(log))):
-            assert (len(found), list(found), found.by_key()) == (0, [], {})
-            assert found.statistics() == Statistics.of([])
-            assert found.statistics().count == 0
-
-
-def test_statistics() -> None:
-    told = Statistics.of(list(range(1, 101)))
-    assert (told.count, told.total_ns, told.least_ns, told.most_ns) == (100, 5050, 1, 100)
-    assert (told.mean_ns, told.median_ns) == (50.5, 50.5)
-    assert told.deviation_ns == pytest.approx(28.866, abs=0.001)
-    assert (told.p90_ns, told.p99_ns) == pytest.approx((90.1, 99.01))
-
-
-def test_many_pairs_are_found_in_arrays(tmp_path: Path) -> None:
-    count = 200_000
-    maker = LogMaker(SCHEMA)
-    numbers = {event.name: event.number for event in maker.format.events}
-    rows = np.zeros(2 * count, np.dtype({"names": ["id"], "formats": ["<i4"], "offsets": [24],
-                                         "itemsize": 32}))  # fmt: skip
-    rows["id"] = np.arange(2 * count) // 2
-    kinds = np.where(np.arange(2 * count) % 2, numbers["EVENT_STOP"], numbers["EVENT_START"])
-    times = CLOCK[0] + np.arange(2 * count, dtype=np.uint64) * np.uint64(100)
-    maker.add_rows(kinds, rows, times)
-    with open_log(make(tmp_path, maker)) as log:
-        found = match_pairs(log)
-    assert isinstance(found, Intervals)
-    assert len(found) == count
-    assert (found.durations_ns == 100).all()
-    assert (found.keys[0] == np.arange(count)).all()
-
-
 # Time on CPUs.
 
 
@@ -284,23 +233,6 @@ def test_time_on_cpus_by_thread(tmp_path: Path) -> None:
         (6, "name6", 30, 1, 30),
         (5, "late", 18, 3, 10),
     ]
-
-
-def test_time_on_cpus_needs_its_events(tmp_path: Path) -> None:
-    with (
-        open_log(make(tmp_path, LogMaker("event OTHER { int pid }").add("OTHER"))) as log,
-        pytest.raises(UsageError, match="no event 'SCHEDIN'"),
-    ):
-        cpu_times(log)
-
-
-def test_any_iterable_of_events_will_do(tmp_path: Path) -> None:
-    def long_ones(events: Iterator[Event]) -> Iterator[Event]:
-        return (event for event in events if event.get("id") == 2)
-
-    events = [(1, "start", 1), (2, "start", 2), (5, "stop", 2), (9, "stop", 1)]
-    with open_log(stopwatch(tmp_path, events)) as log:
-        assert [i.key for i in match_pairs(long_ones(iter(log)))] == [2]
 
 
 SCHED = """
@@ -346,16 +278,6 @@ def test_sleeps_by_process_and_class(tmp_path: Path) -> None:
     rows = sorted(zip(*(column.tolist() for column in every.keys), strict=True))
     assert rows == [(1, 1, 1, 1), (1, 1, 2, 1), (2, 1, 1, 2), (3, 3, 77, 3)]
     assert every.unstopped == 1
-
-
-def test_pairs_of_events_keep_fields() -> None:
-    events = [
-        Event("A", 1, 10, 0, {"tid": 1, "what": "x"}),
-        Event("B", 2, 12, 0, {"tid": 2, "what": "yy"}),
-        Event("C", 3, 20, 0, {"pid": 2}), Event("C", 4, 21, 0, {"pid": 1}),
-    ]  # fmt: skip
-    found = match_pairs(events, start=["A", "B"], stop="C", key="tid=pid", carry="what")
-    assert list(found) == [((2, "yy"), 12, 20), ((1, "x"), 10, 21)]
 
 
 def test_without_the_collectors_own_events(tmp_path: Path) -> None:

@@ -17,22 +17,20 @@ from click.testing import CliRunner
 
 import tcpkmon
 from tcpkmon.formats.anonymise import KINDS, Who, anonymise, choose, read_key
-from tcpkmon.formats.anonymise.addresses import SPECIAL_4, SPECIAL_6, Addresses, encryptor
-from tcpkmon.formats.anonymise.settings import LeftOut, schema_text, settings_of
+from tcpkmon.formats.anonymise.addresses import SPECIAL_4, SPECIAL_6, Addresses
 from tcpkmon.formats.base import control
 from tcpkmon.formats.base.control import Mark
-from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError, UsageError
+from tcpkmon.formats.base.errors import DamagedError, FileError, UsageError
 from tcpkmon.formats.base.reconciled import Reconciled
 from tcpkmon.formats.commands.anonymise import command
 from tcpkmon.formats.klogger.reader import LogReader
 from tcpkmon.formats.registry import format_of
-from tcpkmon.formats.schema import parse
 from tcpkmon.formats.verify import Report
+from tests.full import first
 from tests.unit import makers
 from tests.unit.captures import (
     FURTHER,
     CaptureBuilder,
-    classic_2000,
     find,
     full_capture,
     replace,
@@ -42,7 +40,6 @@ from tests.unit.secret_captures import (
     COMM,
     HERE,
     HOST,
-    LOG_SCHEMA,
     LOOPBACK,
     MAPPED,
     NUMBERS,
@@ -145,24 +142,6 @@ def test_addresses_are_those_of_crypto_pan() -> None:
     assert mapped == b"\0" * 10 + b"\xff\xff" + made[0]
 
 
-def test_addresses_are_those_of_the_definition() -> None:
-    """Bit for bit, as the paper has it."""
-    aes = encryptor(KEY[:16])
-    pad = int.from_bytes(aes.update(KEY[16:]), "big")
-
-    def plainly(address: bytes) -> bytes:
-        bits, value, turned = 8 * len(address), int.from_bytes(address, "big"), 0
-        for place in range(bits):
-            left = value >> (bits - place) << (128 - place) if place else 0
-            block = left | pad & (1 << 128 - place) - 1
-            turned = turned << 1 | aes.update(block.to_bytes(16, "big"))[0] >> 7
-        return (value ^ turned).to_bytes(len(address), "big")
-
-    chosen = random.Random(3)
-    given = [chosen.randbytes(size) for size in (4, 16) for _ in range(50)]
-    assert Addresses(KEY, special=True).permute(given) == [plainly(one) for one in given]
-
-
 def test_numbers_and_ports_are_permuted() -> None:
     someone = who(also="ports")
     ports = [someone.port(port) for port in range(1 << 16)]
@@ -173,14 +152,6 @@ def test_numbers_and_ports_are_permuted() -> None:
     assert [someone.number("users", uid, 32) for uid in (0, (1 << 32) - 1)] == [0, (1 << 32) - 1]
     assert someone.number("cgroups", 1, 64) == 1
     assert who().port(40001) == 40001
-
-
-def test_a_key_within_a_setting_that_nobody_knows_is_said() -> None:
-    found = {"machine": {"cpu_model": "x", "rack": "secret"}, "reconcile": {"each": "60s"}}
-    left_out = LeftOut()
-    made = settings_of(found, who(), left_out)
-    assert made["machine"] == {"cpu_model": "x"}
-    assert left_out.names == ["machine rack"] == made["anonymised"]["left_out"]
 
 
 @pytest.mark.parametrize("order", ["whole", "cut", "flipped"])
@@ -261,7 +232,7 @@ def test_a_long_column_is_raw_whatever_its_flags_say(tmp_path: Path) -> None:
     assert proof(new) == proof(old)
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", first(9, sorted(KEPT, key=lambda one: one.split("-")[1])))
 def test_captures_of_real_kernels(tmp_path: Path, name: str) -> None:
     with tarfile.open(ROOT / f"tests/kept/{name}.tar.xz") as archive:
         archive.extractall(tmp_path / "old")
@@ -276,13 +247,6 @@ def test_captures_of_real_kernels(tmp_path: Path, name: str) -> None:
         data = file.read_bytes()
         assert b"6290f0e9-d1f4-4d9e-876b" not in data and b"vm-2026" not in data
         assert b"/tmp/" not in data and b"/proc/" not in data and b'"root"}' not in data
-
-
-def test_a_file_of_2000(tmp_path: Path) -> None:
-    old, new = tmp_path / "old.pm", tmp_path / "new.pm"
-    classic_2000(50).write(old)
-    anonymise(old, new, who())
-    assert proof(new) == proof(old)
 
 
 def test_ports_of_a_psc_file(tmp_path: Path) -> None:
@@ -385,24 +349,6 @@ def test_a_damaged_log_is_repaired_first(tmp_path: Path) -> None:
     done = anonymise(old, new, who())
     assert done.left_out.repaired and secrets_in(new) == []
     assert not [one for one in tmp_path.iterdir() if one.name.startswith(".")]
-
-
-def test_a_schema_loses_its_words_alone() -> None:
-    someone = who()
-    for path in (Path(__file__).parents[2] / "bpf/schemata").glob("*.conf"):
-        text = path.read_text()
-        if "include" in text:
-            continue
-        made = schema_text(someone, text)
-        try:
-            before, after = parse(text), parse(made)
-        except TcpkmonError:  # it needs others
-            continue
-        for ours, theirs in zip(before.events, after.events, strict=True):
-            told = [(one.name, one.type, one.unit, one.tags, one.none) for one in ours.fields]
-            assert told == [(one.name, one.type, one.unit, one.tags, one.none)
-                            for one in theirs.fields]  # fmt: skip
-    assert "zuse" not in schema_text(someone, LOG_SCHEMA).lower()
 
 
 def test_keys_and_kinds(tmp_path: Path) -> None:

@@ -28,26 +28,6 @@ from tests.unit.makers import CPUS, index_of, make
 
 pyarrow = pytest.importorskip("pyarrow")
 
-_SEES = """
-import os, sys
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name == "pyarrow":
-            print(os.environ["JE_ARROW_MALLOC_CONF"])
-sys.meta_path.insert(0, Finder())
-from tcpkmon.collector.session.archive import import_pyarrow
-import_pyarrow()
-print(os.environ.get("JE_ARROW_MALLOC_CONF"))
-"""
-
-
-@pytest.mark.parametrize("given", ["", "dirty_decay_ms:0"])
-def test_the_allocator_keeps_what_the_user_chose(given: str) -> None:
-    chosen = {"JE_ARROW_MALLOC_CONF": given} if given else {}
-    done = subprocess.run([sys.executable, "-c", _SEES], capture_output=True, text=True,
-                          timeout=60, check=True, env={**os.environ, **chosen})  # fmt: skip
-    seen = ",".join(filter(None, [given, "background_thread:false"]))
-    assert done.stdout.split() == [seen, given or "None"]
 
 def archive(folder: Path) -> list[str]:
     """Archive all segments as the capture does; the names that are left."""
@@ -119,16 +99,6 @@ def test_an_archive_that_is_wrong_leaves_the_original(
     assert path.read_bytes() == data
 
 
-def test_no_link_is_archived(tmp_path: Path) -> None:
-    (path,) = make(tmp_path / "out", segments=1, count=10)
-    path.rename(tmp_path / "victim")
-    path.symlink_to(tmp_path / "victim")
-    fd = os.open(tmp_path / "out", os.O_RDONLY)
-    assert Archive("zst", fd).take(path.name) == path.name
-    os.close(fd)
-    assert path.is_symlink() and (tmp_path / "victim").exists()
-
-
 def write_table(path: Path, form: str) -> None:
     table = pyarrow.table({"a": list(range(100))})
     if form == "parquet":
@@ -155,22 +125,6 @@ def test_a_table_is_no_capture(
         assert run(tcpkmon_command, [command, str(path), *more], prog="tcpkmon") == 2, command
         (line,) = capfd.readouterr().err.splitlines()
         assert "run.arrow is " in line and "a475560f" in line
-
-
-@pytest.mark.parametrize("ending", [".pm.parquet", ".arrow"])
-def test_a_table_among_segments_is_said(
-    tmp_path: Path, ending: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "out"
-    paths = make(folder, segments=2, count=20)
-    for path in paths:
-        form = "stream" if ending == ".arrow" else "parquet"
-        write_table(path.with_name(path.stem + ending), form)
-        path.unlink()
-    for command in ("verify", "why", "export"):
-        assert run(tcpkmon_command, [command, str(folder)], prog="tcpkmon") == 2, command
-        (line,) = capfd.readouterr().err.splitlines()
-        assert "not a capture" in line and "a475560f" in line
 
 
 def test_no_thread_of_its_libraries_keeps_privileges(tmp_path: Path) -> None:

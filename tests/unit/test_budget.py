@@ -6,8 +6,6 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,11 +24,10 @@ from tcpkmon.collector.plan.probes import Plan
 from tcpkmon.collector.plan.schema_sources import find_sources, read_texts
 from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
 from tcpkmon.collector.session.budget import MOST_BACKOFF, Controller, Measured
-from tcpkmon.collector.session.counts import Counts
 from tcpkmon.formats.base.changes import ChangeKind
 from tcpkmon.formats.base.control import Change
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.base.shedding import Shed, Why, describe_why, encode_why, steps_of
+from tcpkmon.formats.base.shedding import Why, encode_why
 from tcpkmon.formats.verify import verify_file
 from tests.unit.captures import CaptureBuilder
 
@@ -61,15 +58,6 @@ def test_steps_in_their_order() -> None:
         "RESET_RECEIVED", "DESTROY", "RCVQ_FULL", "SOCKET_ERROR", "RTO", "SEGMENT_CLOSING",
         "DROPPED",
     }
-
-
-def test_a_step_without_use_is_none() -> None:
-    default = make_steps({"SEGMENT_RECEIVED", "STATE_CHANGE", "CONG_STATE"}, ())
-    assert [step.locations for step in default if step.locations] == [("CONG_STATE",)]
-    assert not any(step.unchanged for step in default)
-    assert all(step.sample for step in make_steps({"STATE_CHANGE"}, ("snd_cwnd",)))
-    alone = make_steps({"SEND_CALL", "EXISTING"}, ("snd_cwnd",))
-    assert all(step.sample for step in alone), "the last location stays"
 
 
 def test_each_second_above_is_a_step_and_no_more_than_there_are() -> None:
@@ -143,12 +131,6 @@ def test_any_load_moves_by_one_step_for_a_reason(parts: list[float], most: int) 
 def test_a_smaller_sample_is_a_part_of_the_larger(conn_id: int) -> None:
     inside = [is_in_sample(conn_id, n) for n in range(7)]
     assert inside[0] and inside == sorted(inside, reverse=True)
-
-
-def test_a_sample_has_its_share_of_connections() -> None:
-    for n in range(1, 7):
-        share = sum(is_in_sample(conn_id, n) for conn_id in range(1, 6401))
-        assert abs(share * 2**n / 6400 - 1) < 0.05
 
 
 def asked_for(words: list[str]) -> Budget | None:
@@ -249,31 +231,3 @@ def test_only_the_budget_has_a_reason_and_its_steps_are_in_order(tmp_path: Path)
     assert [one.what for one in report.problems] == [
         "CHANGE with a reason that only the budget has", "CHANGE from 3, but 1 was in force"
     ]
-
-
-def test_what_was_shed_explains_differences_as_losses_do() -> None:
-    """--reconcile tells no difference that the file cannot prove."""
-    kernel = SimpleNamespace(shed_events=lambda: 5)
-    stream = SimpleNamespace(
-        order=SimpleNamespace(lost=1), written=SimpleNamespace(losses=lambda: {"late": 2})
-    )
-    none: Any = None
-    assert Counts(cast(Any, kernel), none, none, none, cast(Any, stream)).lost() == 8
-
-
-def test_lines_of_any_file() -> None:
-    follower = Shed()
-    for n in range(20):
-        follower.feed(Change(ChangeKind.SHED, 0, n, n, n, n + 1, why=2**32 - 1))
-    lines = follower.describe(["A", "B"], lambda ns: ns)
-    assert len(lines) == 17 and lines[-1] == "and 4 more step(s) of the budget"
-    assert "leaves out A (cause 255 at 16777215 %" in lines[0] and "step 20" not in lines[-2]
-    assert describe_why(encode_why(Why.DISK_RATE, 1e30)) == "disk rate at 16777215 % of its budget"
-    again = Shed()
-    again.feed(Change(ChangeKind.SHED, 0, 1, 2, 3, 0))
-    assert again.describe(["A", "B", "C"], lambda ns: ns)[0].endswith(
-        "Z: step 1 of the budget and those after it taken back"
-    )
-    for settings in (None, 1, {}, {"budget": 1}, {"budget": {"steps": 1}}):
-        assert steps_of(settings) == []
-    assert steps_of({"budget": {"steps": ["A", 1]}}) == ["A", "1"]

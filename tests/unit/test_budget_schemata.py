@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tcpkmon.collector.plan.budget import LOCATIONS, Step, make_steps
+from tcpkmon.collector.plan.budget import Step, make_steps
 from tcpkmon.collector.plan.event_codegen import event_lines
 from tcpkmon.collector.plan.event_layout import EventLayout, lay_out_sources
 from tcpkmon.collector.plan.schema_sources import find_sources
@@ -64,14 +64,6 @@ def test_each_other_schema_has_steps_and_keeps_an_event(schema: str) -> None:
     assert left_out and {*left_out} < {slot.name for slot in layout.logged}
     assert len(left_out) == len({*left_out})
     assert any(step.sample for step in steps) == (schema == "network")
-
-
-def test_steps_of_several_schemata_and_tcp() -> None:
-    events = [slot.event for slot in layout_of("sched").logged]
-    recorded = ["SEGMENT_RECEIVED", *LOCATIONS[0], *(event.name for event in events)]
-    first, second, *_ = make_steps(recorded, (), events)
-    assert first.locations == (*LOCATIONS[0], "TRY_TO_WAKEUP", "RESHUFFLE")
-    assert second.locations == ("ADD_TO_RUNQ", "REMOVE_FROM_RUNQ")
 
 
 def test_the_programs_sample_by_the_connection_and_always_name_it() -> None:

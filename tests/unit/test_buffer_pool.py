@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tcpkmon.collector.sequencer import buffer_pool as pool_module
-from tcpkmon.collector.sequencer.buffer_pool import LEAST_BYTES, PAGE_BYTES, PIECE_BYTES, Pool, even
+from tcpkmon.collector.sequencer.buffer_pool import LEAST_BYTES, PAGE_BYTES, PIECE_BYTES, Pool
 
 ROW = np.dtype(("V", 360))
 FULL = PIECE_BYTES // ROW.itemsize
@@ -88,17 +88,3 @@ def test_another_thread_may_drop_it():
     thread.start()
     thread.join()
     assert pool.free == 1
-
-
-def test_what_was_lent_outlives_the_pool():
-    rows = Pool().rows(FULL, ROW)
-    rows.view(np.uint8)[:] = 7
-    assert (rows.view(np.uint8) == 7).all()
-
-
-@given(st.integers(1, 10_000), st.integers(1, 3000))
-def test_pieces_are_alike(count, most):
-    step = even(count, most)
-    sizes = [min(step, count - at) for at in range(0, count, step)]
-    assert max(sizes) <= most
-    assert len(sizes) <= -(-count // most)

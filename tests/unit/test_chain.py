@@ -59,19 +59,6 @@ def test_losses_of_the_segments_are_those_of_the_chain(kind: type[Maker], tmp_pa
     assert [one.lost_total for one in segments] == [4 * CPUS] * 3
 
 
-def test_the_sum_is_what_one_long_capture_has(tmp_path: Path) -> None:
-    make(tmp_path / "out", segments=4, count=30, lose=2)
-    one = Maker(tmp_path / "one.pm", rotates=False)
-    for _ in range(4):
-        one.records(30, 2)
-        one.checkpoint()
-    one.close()
-    chain, _ = verify(tmp_path / "out")
-    (whole,) = format_of(tmp_path / "one.pm").verify(tmp_path / "one.pm")
-    assert whole.part is None and whole.exit_code == 3
-    assert [row.as_json() for row in chain.rows] == [row.as_json() for row in whole.rows]
-
-
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
 def test_a_segment_that_was_removed_is_said(tmp_path: Path, at: int) -> None:
     paths = make(tmp_path / "out")
@@ -151,15 +138,6 @@ def test_a_segment_of_another_run_in_its_place_is_said(tmp_path: Path) -> None:
     assert "it follows number" in whats(chain) and "does not begin with that of" in whats(chain)
 
 
-def test_a_damaged_segment_is_said(tmp_path: Path) -> None:
-    paths = make(tmp_path / "out")
-    data = paths[1].read_bytes()
-    paths[1].write_bytes(data[:20])
-    chain, segments = verify(tmp_path / "out")
-    assert chain.exit_code == 5 and "is missing" in whats(chain)
-    assert segments[1].error is not None
-
-
 def test_a_folder_is_read_as_one_capture(tmp_path: Path) -> None:
     paths = make(tmp_path / "out", segments=4, count=500, lose=1)
     with tcpkmon.open(tmp_path / "out") as reader:
@@ -181,16 +159,6 @@ def test_a_folder_is_read_as_one_capture(tmp_path: Path) -> None:
         assert reader.lost > 4 * CPUS + 900
 
 
-class Classic(Maker):
-    chosen = "classic"
-
-
-def test_segments_without_the_cpus_column_add_up(tmp_path: Path) -> None:
-    make(tmp_path / "out", kind=Classic)
-    assert [one.exit_code for one in verify(tmp_path / "out")[1]] == [0, 0, 0, 0]
-    assert verify(tmp_path / "out")[0].exit_code == 0
-
-
 def test_the_newest_of_several_captures_is_read(tmp_path: Path) -> None:
     make(tmp_path / "out", segments=2, count=10)
     maker = Maker(tmp_path / "out")
@@ -204,16 +172,6 @@ def test_the_newest_of_several_captures_is_read(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").glob("*.pm"))) == 4
     chains = [one for one in format_of(tmp_path / "out").verify(tmp_path / "out") if not one.brief]
     assert [chain.exit_code for chain in chains] == [0, 0]
-
-
-def test_a_folder_is_exported_and_drawn(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from tcpkmon.formats.commands.pmgraph import command as pmgraph
-
-    make(tmp_path / "out", segments=3, count=20)
-    assert run(tcpkmon_command, ["export", str(tmp_path / "out")], prog="tcpkmon") == 0
-    assert len(capfd.readouterr().out.splitlines()) == 1 + 3 * 20 * CPUS
-    assert run(pmgraph, ["-T", str(tmp_path / "out")], prog="pmgraph") == 0
-    assert capfd.readouterr().out
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40])
@@ -240,27 +198,6 @@ def test_a_repaired_segment_stays_in_the_chain(tmp_path: Path, cut: int) -> None
     chain, segments = verify(folder)
     assert not chain.problems, whats(chain)
     assert (chain.exit_code, len(segments)) == (3, 4)
-
-
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_a_segment_that_cannot_be_read_is_left_out(tmp_path: Path, which: int) -> None:
-    folder = tmp_path / "out"
-    paths = make(folder, segments=3, count=10)
-    paths[which].write_bytes(b"")
-    with open_capture(folder) as capture:
-        assert capture.damaged and any("left out" in text for text in capture.warnings)
-        mask = capture.control()
-        assert np.count_nonzero(~mask) == 2 * 10 * CPUS
-
-
-def test_the_end_of_a_file_that_another_follows_is_not_that_of_the_capture(tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    *_, last = make(folder, segments=3, count=10)
-    with open_capture(folder) as capture:
-        assert capture.complete
-    last.unlink()
-    with open_capture(folder) as capture:
-        assert not capture.complete and not capture.damaged
 
 
 def test_an_older_capture_stays_left_out_whatever_cannot_be_read(tmp_path: Path) -> None:

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import pytest
 from failing_calls import FaultyCalls
-from matplotlib.text import Text
 from writers import psc_writer
 
 from tcpkmon.collector.control.changes import Changes
@@ -21,14 +19,7 @@ from tcpkmon.collector.writer.written import Written
 from tcpkmon.formats.analysis import match_pairs, open_log
 from tcpkmon.formats.base import control
 from tcpkmon.formats.base.changes import ChangeKind, Off, Switches, describe
-from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.control import Change
-from tcpkmon.formats.commands.pmgraph import command as pmgraph
-from tcpkmon.formats.pmgraph.figure import draw
-from tcpkmon.formats.pmgraph.options import select
-from tcpkmon.formats.pmgraph.pages import build_pages
-from tcpkmon.formats.pmgraph.terminal import draw_text
-from tcpkmon.formats.psc.reader import open_capture
 from tcpkmon.formats.verify import verify_file, verify_log
 from tests.unit.captures import CaptureBuilder, decoded, find, replace
 from tests.unit.log_builder import LogBuilder, clean_log
@@ -98,13 +89,6 @@ def test_spans_are_the_longest_that_may_have_been() -> None:
                      "1970-01-01T00:00:00.002000Z (0.002 s)"]  # fmt: skip
 
 
-def test_hundreds_of_spans_are_some_lines() -> None:
-    spans = [Off(5, n * 10**9, n * 10**9 + 500_000_000) for n in range(300)]
-    lines = describe(spans, str, lambda ns: ns)
-    assert len(lines) == 20 and "1970-01-01T00:00:18" in lines[18]
-    assert lines[19] == "and 281 more times, 140.500 s in all"
-
-
 def test_verify_tells_when_an_event_was_off(tmp_path: Path) -> None:
     build = CaptureBuilder()
     build.snapshots(0, 1, 3)
@@ -152,30 +136,6 @@ def test_pairs_across_a_span_are_none(tmp_path: Path) -> None:
     with open_log(path) as opened:
         pairs = match_pairs(opened, "SCHEDIN", "SCHEDOUT", "cpu")
     assert (pairs.durations_ns.tolist(), pairs.unstopped, pairs.unstarted) == ([1000], 1, 1)
-
-
-def test_graphs_mark_what_was_not_recorded(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    build = CaptureBuilder()
-    build.snapshots(0, 1, 3)
-    build.switch(2, False)
-    build.switch(2, True)
-    build.snapshots(0, 1, 3)
-    build.end()
-    array = build.array()
-    array["rport"][array["location"] == 1] = 40000
-    path = build.write(tmp_path / "a.pm", array)
-    with open_capture(path) as capture:
-        (page,), _ = build_pages(capture, select(["snd_cwnd"], [], [], False), 100)
-    (off,) = page.off
-    assert off.name == "2" and 0 < off.begin < off.end < page.limits[1]
-    assert off.end - off.begin == pytest.approx(0.002, rel=0.1)
-    text = "\n".join(draw_text([page], 100))
-    assert "2 off: not recorded" in text and "\u00b7" in text
-    assert "2 off: not recorded" in [it.get_text() for it in draw([page]).findobj(Text)]
-    assert run(pmgraph, [str(path), "-T"], prog="pmgraph") == 0
-    assert "2 was off from" in capfd.readouterr().err
 
 
 def test_a_change_that_a_full_disk_refuses_comes_later(tmp_path: Path) -> None:

@@ -71,18 +71,6 @@ def test_a_guest_is_compared_with_the_first_one_on_its_kernel(path: Path) -> Non
     assert rows == [[["net.ipv4.tcp_rmem", "6.1", "7.3"]], [[SETTING, "1", "0"]]]
 
 
-def test_a_guest_without_an_end_is_a_failure(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = matrix(path / "out", "/x/6.1", "/x/dead")
-    console = path / "out/dead/console"
-    assert done.returncode == 1 and not done.stderr
-    assert done.stdout.splitlines()[1:] == [f"dead: (exit no end: see {console})", "    no KVM"]
-    monkeypatch.setenv("PYTHON", "/none/python")
-    done = matrix(path / "out", "/x/6.1")
-    assert done.returncode == 2 and "there is no /none/python: run scripts/setup" in done.stderr
-
-
 def test_the_workflow_checks_what_the_matrix_leaves(path: Path) -> None:
     """Its step, as a shell runs it."""
     assert matrix(path / "out", "/x/6.1").returncode == 0

@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from tcpkmon.collector.commands import collect
 from tcpkmon.collector.plan import columns
-from tcpkmon.collector.session import status_line
 from tcpkmon.collector.session.stop_signals import Stopping
 from tcpkmon.collector.writer import stream
 from tcpkmon.collector.writer.record_printer import Printer
@@ -23,7 +19,6 @@ from tcpkmon.formats.base import cli
 from tcpkmon.formats.base.control import EndReason
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.quantities import parse_duration
-from tcpkmon.formats.base.text import address_of
 from tcpkmon.formats.registry import FILE_FORMATS
 
 
@@ -76,13 +71,6 @@ def test_sigusr1_asks_for_a_mark_and_stops_nothing():
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
-def test_signals_are_as_before_afterwards():
-    before = signal.getsignal(signal.SIGTERM)
-    with Stopping():
-        pass
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
 def test_the_duration_counts_from_its_start():
     with Stopping(duration_s=1e-9) as stopping:
         assert not stopping.due() and stopping.remaining_s(5) == 5
@@ -92,41 +80,6 @@ def test_the_duration_counts_from_its_start():
         assert stopping.reason is EndReason.DURATION
         stopping.ask(EndReason.COUNT)
         assert stopping.reason is EndReason.DURATION, "the first reason stays"
-
-
-def test_status_texts():
-    assert status_line.human_bytes(512) == "512 B"
-    assert status_line.human_bytes(3.5 * 2**20) == "3.5 MiB"
-    assert status_line.describe_losses({"ring full": 1200, "late": 0}) == "ring full 1,200"
-    assert status_line.describe_losses({"late": 0}) == "none"
-
-
-def test_a_message_after_the_status_has_a_line_of_its_own() -> None:
-    master, slave = os.openpty()
-    code = (
-        "from tcpkmon.collector.session.status_line import Status\n"
-        "from tcpkmon.formats.base.cli import say\n"
-        "with Status(False) as status:\n"
-        "    status.show('12 records')\n"
-        "    status.close()\n"
-        "    say('collect: a message')\n"
-    )
-    subprocess.run([sys.executable, "-c", code], stdin=slave, stdout=slave, stderr=slave,
-                   env={**os.environ, "TERM": "xterm"}, check=True)  # fmt: skip
-    os.close(slave)
-    shown = ""
-    with contextlib.suppress(OSError):
-        while more := os.read(master, 4096):
-            shown += more.decode()
-    os.close(master)
-    before, _ = shown.split("collect: a message")
-    assert "12 records" in before
-    assert before.rstrip("\r").endswith("\x1b[2K"), "the status is erased first"
-
-
-def test_addresses():
-    assert address_of(b"\0" * 10 + b"\xff\xff" + bytes([192, 0, 2, 1])) == "192.0.2.1"
-    assert address_of(bytes.fromhex("20010db8") + b"\0" * 11 + b"\1") == "2001:db8::1"
 
 
 def test_printed_records_are_one_harmless_line_each():
@@ -163,21 +116,6 @@ def test_printed_text_is_one_word() -> None:
     Printer(made.schema, made.columns, out, [].append).write(entries)
     printed = [line.partition("comm=")[2] for line in out.getvalue().splitlines()]
     assert [text.split(" snd_cwnd=")[0] for text in printed] == list(names.values())
-
-
-def test_a_reader_that_has_gone_is_told_of_once():
-    schema = columns.load_schema()
-    chosen = columns.choose_columns(schema.event(columns.EVENT), "classic")
-    made = columns.make_layout(schema, chosen, ())
-    entries = np.ones(1, made.dtype)
-    failed: list[OSError] = []
-    read, write = os.pipe()
-    os.close(read)
-    with contextlib.suppress(BrokenPipeError), os.fdopen(write, "w") as out:
-        printer = Printer(made.schema, made.columns, out, failed.append)
-        for _ in range(3):
-            printer.write(entries)
-    assert [type(error) for error in failed] == [BrokenPipeError]
 
 
 @pytest.mark.parametrize("words", [["--schema", "sched"], ["-o", "-"]])

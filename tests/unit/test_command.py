@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tcpkmon.collector.session.command import Command, Identity, find_caller
+from tcpkmon.collector.session.command import Command, find_caller
 from tcpkmon.formats.base.errors import UsageError
 
 WAIT_S = 60.0
@@ -126,14 +126,6 @@ def test_the_gate_ends_with_the_collector(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_the_pid_is_the_commands(tmp_path: Path) -> None:
-    out = tmp_path / "pid"
-    with Command(["sh", "-c", 'echo $$ >"$0"', str(out)]) as command:
-        command.go()
-        assert command.wait(WAIT_S) == 0
-    assert int(out.read_text()) == command.pid
-
-
 @pytest.mark.parametrize(
     ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -9 $$", 137)]
 )
@@ -190,10 +182,3 @@ def test_no_descriptor_reaches_the_command(tmp_path: Path) -> None:
             assert command.wait(WAIT_S) == 0
     # 0, 1, 2, the file (3) and the one that lists.
     assert out.read_text().split() == ["0", "1", "2", "3", "4"]
-
-
-def test_another_user_needs_root() -> None:
-    if os.geteuid() == 0:
-        pytest.skip("this is root; tests/live/test_command_live.py changes the user")
-    with pytest.raises(UsageError, match="not permitted"):
-        Command(["true"], Identity(0, 0, (0,), "root", "/root"))

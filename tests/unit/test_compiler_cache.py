@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tcpkmon.collector.loader import compiler
-from tcpkmon.collector.loader.compiler import CompileError, Later, UserCompileError, compile_text
+from tcpkmon.collector.loader.compiler import CompileError, UserCompileError, compile_text
 from tcpkmon.formats.base.errors import KernelError, PrivilegeError
 
 # Stands in for compile_child.py: notes that it ran, and answers with an image of one function.
@@ -75,15 +75,6 @@ def test_all_that_matters_is_in_the_key(fake: Compiler, tmp_path: Path) -> None:
     assert fake.runs() == 6
     compile_text("text", ["a"], headers=headers)
     assert fake.runs() == 6
-
-
-def test_nothing_is_kept_when_not_asked_or_when_bcc_is_not_found(fake: Compiler) -> None:
-    compile_text("text", ["a"], cache=False)
-    assert not fake.cache.exists()
-    fake.bcc.unlink()
-    compile_text("text", ["a"])
-    assert not fake.cache.exists()
-    assert fake.runs() == 2
 
 
 def test_the_cache_folder_is_made_for_its_owner_alone(fake: Compiler) -> None:
@@ -204,20 +195,6 @@ def test_a_child_that_dies_is_an_error_and_not_a_traceback(
         compile_text("text", ["a"])
 
 
-def test_what_was_read_last_stays(fake: Compiler) -> None:
-    compile_text("text", ["a"])
-    (used,) = fake.cache.iterdir()
-    os.utime(used, (0, 0))
-    others = [fake.cache / f"{number}{compiler.SUFFIX}" for number in range(63)]
-    for number, other in enumerate(others, 1):
-        other.write_text("another")
-        os.utime(other, (number, number))
-    compile_text("text", ["a"])
-    compile_text("another text", ["a"])
-    assert fake.runs() == 2
-    assert used.exists() and not others[0].exists() and others[1].exists()
-
-
 def test_a_refusal_without_clang_errors_blames_privilege_when_there_is_none(
     fake: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,17 +229,3 @@ def test_children_share_the_functions_and_omit_the_others(
     load[0] = 0.9
     compile_text("another text", names, divide=True)
     assert fake.runs() == 4, "the other CPU is busy"
-
-
-def test_text_for_later_is_made_only_for_a_child(fake: Compiler) -> None:
-    made = []
-
-    def before(key: str) -> Later:
-        return Later(key, lambda: made.append(key) or "types")
-
-    first = compile_text("text", ["a"], before=before("one"))
-    assert compile_text("text", ["a"], before=before("one")) == first
-    assert made == ["one"]
-    compile_text("text", ["a"], before=before("two"))
-    assert made == ["one", "two"]
-    assert fake.runs() == 2

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
 
 import pytest
 
-from tcpkmon.collector.loader import compiler
 from tcpkmon.collector.loader.bcc_child import put_atomics
 from tcpkmon.collector.loader.bytecode import (
     COPY_MARK,
@@ -22,9 +20,6 @@ from tcpkmon.collector.loader.bytecode import (
     second_copy,
 )
 from tcpkmon.collector.loader.compiler import Code, Image, MapSpec
-from tcpkmon.collector.loader.socket_iterator import socket_inodes
-from tcpkmon.collector.plan.filters import _check_pid
-from tcpkmon.formats.base.errors import UsageError
 
 COUNTS = MapSpec("counts", 2, 4, 8, 16, 0)
 EVENTS = MapSpec("events", 4, 4, 4, 2, 0)
@@ -141,24 +136,3 @@ def test_an_argument_that_need_not_be_trusted_is_cast_or_moved() -> None:
 @pytest.mark.parametrize("code", [HELPER + RETURN, TYPE + HELPER + HELPER + RETURN, RETURN])
 def test_helpers_without_a_type_stay(code: bytes) -> None:
     assert cast_freely(code, Cast(99, 77)) == code
-
-
-def test_a_type_that_is_only_bytes_is_explained() -> None:
-    said = (
-        "own.bpf.c:7:9: error: member reference base type 'u8[136]' (aka 'unsigned char[136]') is "
-        "not a structure or union\n"
-    )
-    error = compiler._error_of("compile", "", said, user_schema=True)
-    assert error.lines()[-1].startswith("a type inside another is only bytes until the schema")
-    plain = compiler._error_of("compile", "", "own.bpf.c:7:9: error: no x\n", user_schema=True)
-    assert plain.lines() == ("own.bpf.c:7:9: no x",)
-
-
-def test_a_process_that_ended_is_told_as_one_that_never_was() -> None:
-    with subprocess.Popen(["true"]) as child:
-        child.wait()
-    with pytest.raises(UsageError) as told:
-        socket_inodes(child.pid)
-    with pytest.raises(UsageError) as never:
-        _check_pid(child.pid)
-    assert str(told.value) == str(never.value) and told.value.hint == never.value.hint

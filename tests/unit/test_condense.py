@@ -9,14 +9,13 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from tcpkmon.formats.analysis import open_log
 from tcpkmon.formats.commands.condense import command
 from tcpkmon.formats.history import NO_USER, Condensed, Times, condense
-from tcpkmon.formats.history.spans import total_ns
+from tests.full import first
 from tests.unit.log_builder import LogBuilder
 
 TASK = "int tid; int tgid; uint uid; ulonglong cgroup; ulonglong cpu_time;"
@@ -192,7 +191,7 @@ def is_mean(times: Times | None, durations: list[int]) -> bool:
     return times.count == len(durations) and times.mean == pytest.approx(mean(durations) / 1e9)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", first(2, range(5)))
 def test_every_cell_again(tmp_path: Path, seed: int) -> None:
     events = session(seed)
     report = condensed(write(tmp_path / "log", events), limits_ms=(40, 400))
@@ -268,26 +267,6 @@ def test_cpus_by_switches(tmp_path: Path) -> None:
     assert report.cpu.total == pytest.approx(0.4, abs=1e-3)
     assert [one.cpu for one in report.slices] == [pytest.approx(0.5, abs=2e-3),
                                                   pytest.approx(0.3, abs=2e-3)]  # fmt: skip
-
-
-def test_a_switch_that_the_log_lacks(tmp_path: Path) -> None:
-    """Process 1 came at 10 ms and went unseen: at 90 ms the CPU was idle."""
-    switches: list[Told] = [
-        (10 * MS, "SCHEDIN", {"pid": 1, "prev_pid": 9}),
-        (90 * MS, "SCHEDIN", {"pid": 9, "prev_pid": 0}),
-        (100 * MS, "SCHEDIN", {"pid": 0, "prev_pid": 9}),
-    ]
-    report = condensed(write(tmp_path / "log", switches))
-    assert report.cpus == {0: pytest.approx(0.2, abs=1e-3)}
-
-
-def test_cpus_by_samples(tmp_path: Path) -> None:
-    states = [0, 1, 2, 3, 3, 3, 3, 3]
-    samples: list[Told] = [
-        (number * MS, "SAMPLE", {**task(1), "state": state})
-        for number, state in enumerate(states, 1)
-    ]
-    assert condensed(write(tmp_path / "log", samples)).cpus == {0: pytest.approx(3 / 8)}
 
 
 def test_sessions_and_processes(tmp_path: Path) -> None:
@@ -423,19 +402,6 @@ def test_lossy_buffers_are_left_out(tmp_path: Path) -> None:
     assert counts == [3, 3, 2, 1]
 
 
-def test_an_empty_log_is_no_error(tmp_path: Path) -> None:
-    report = condensed(write(tmp_path / "log", []))
-    assert report.cpu is None
-    assert report.classes[-1].response is None
-    assert report.classes[-1].processes == 0
-
-
-@pytest.mark.parametrize("limits", ["5", "0,1", "2,1", "a,b", "nan,nan", "1,inf"])
-def test_bad_classes(tmp_path: Path, limits: str) -> None:
-    result = CliRunner().invoke(command, [str(write(tmp_path / "log", [])), "--classes", limits])
-    assert "write 10,1000" in str(result.exception)
-
-
 def test_the_command(tmp_path: Path) -> None:
     path = str(write(tmp_path / "log", session(1)))
     text = CliRunner().invoke(command, [path], catch_exceptions=False).output
@@ -450,11 +416,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert "Response time" in page.read_text()
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_the_picture(tmp_path: Path, suffix: str) -> None:
+def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = str(write(tmp_path / "log", session(1)))
-    out = tmp_path / f"picture.{suffix}"
+    out = tmp_path / "picture.svg"
     CliRunner().invoke(command, [path, "-o", str(out)], catch_exceptions=False)
     assert out.stat().st_size > 5000
     again = CliRunner().invoke(command, [path, "-o", str(out)])
@@ -489,13 +454,3 @@ def test_a_fault_begins_when_it_says(tmp_path: Path) -> None:
         overall = condense(log).classes[-1]
     assert overall.io is None
     assert overall.physical_faults == 1
-
-
-def test_spans_of_weeks_add_up_to_the_nanosecond() -> None:
-    """What floating point would round: 200,000 spans in four weeks."""
-    starts = np.arange(200_000, dtype=np.int64) * 12_096_000_000
-    stops = starts + 1_000_003
-    edges = np.array([starts[0], starts[100_000] + 7, stops[-1]])
-    assert total_ns(starts, stops, edges).tolist() == [
-        100_000 * 1_000_003 + 7, 100_000 * 1_000_003 - 7
-    ]  # fmt: skip

@@ -16,7 +16,6 @@ from tcpkmon.formats.analysis.check.capture import Capture
 from tcpkmon.formats.analysis.check.span import Proof
 from tcpkmon.formats.analysis.conform import RULES, Verdicts, conform
 from tcpkmon.formats.analysis.why import Source
-from tcpkmon.formats.commands import proof
 from tcpkmon.formats.commands.conform import command
 from tests.truth.conform.matrix import PAGE, rules_table
 from tests.unit.captures import Plain
@@ -235,15 +234,6 @@ def test_the_command(tmp_path: Path) -> None:
     assert told["breaks"][0]["rule"] == "probe" and told["connections"][0]["lport"] == 5001
     done = CliRunner().invoke(command, ["--rules"], standalone_mode=False)
     assert done.return_value == 0 and all(f"{rule.name}: " in done.output for rule in RULES)
-
-
-def test_a_capture_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "kept.pm", CASES["cwnd"][0])
-    done = CliRunner().invoke(command, [str(path)], standalone_mode=False)
-    assert done.return_value == 0
-    monkeypatch.setattr(proof, "format_of", None)  # what verify says is known
-    again = CliRunner().invoke(command, [str(path)], standalone_mode=False)
-    assert (again.return_value, again.output) == (0, done.output)
 
 
 @pytest.mark.parametrize(("names", "holds"), [((), False), (("rto_us",), True)])

@@ -93,13 +93,6 @@ def test_mark_is_cut_at_a_character() -> None:
     assert broken == control.Mark(1, "\ufffd" * 4)
 
 
-def test_unknown_control_is_kept() -> None:
-    entry = facts.decode(5, 999, list(range(10)))
-    assert entry == control.Unknown(999, 5, tuple(range(10)))
-    assert (entry.callvalue(), entry.words()) == (5, tuple(range(10)))
-    assert control.location_of(entry) == 999
-
-
 def test_what_is_a_control_entry() -> None:
     location = np.array([0, 1, 223, 224, 225, 226, 227, 235, 236, 2**32 - 1], np.uint32)
     expected = [False, False, False, True, True, False, True, True, True, True]
@@ -131,15 +124,6 @@ def test_encode_many(order: str, absent: tuple[str, ...]) -> None:
     ledger = rows[6].tobytes()
     assert struct.unpack_from(f"{order}I", ledger, 12) == (0x10013,)
     assert struct.unpack_from(f"{order}II", ledger, 24) == (3, 256)
-
-
-def test_encode_none() -> None:
-    assert len(control.encode_many([], entry_dtype(classic_columns(), 64))) == 0
-
-
-def test_entries_are_values() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        control.Mark(1, "a").text = "b"  # type: ignore[misc]  # that it fails is the test
 
 
 def test_the_document_places_each_number_as_the_code_does() -> None:

@@ -160,17 +160,6 @@ def test_the_group_writes_little_into_the_file(
         take("mark", member)
 
 
-def test_a_large_answer_comes_whole(running: Running) -> None:
-    answer = running.ask({"op": "status"})
-    assert answer["result"] == {"pid": os.getpid(), "text": "x" * 500_000}
-
-
-def test_refusals_come_back_as_they_are(running: Running) -> None:
-    answer = running.ask({"op": "enable", "events": ["NO"]})
-    error = {"message": "unknown event 'NO'", "hint": "try another", "code": 2}
-    assert answer == {"ok": False, "error": error}
-
-
 def test_clients_in_a_loop_get_few_connections(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,24 +229,6 @@ def test_bad_requests_never_reach_the_session(running: Running, line: bytes) -> 
     assert answer["error"]["code"] == UsageError.exit_code
     assert running.controls.calls == []
     assert running.ask({"op": "mark", "number": 1})["ok"] is True, "it goes on"
-
-
-def test_a_request_in_pieces_and_one_cut_off(running: Running) -> None:
-    with running.connect() as half:
-        half.sendall(b'{"op": "ma')
-    with running.connect() as connection:
-        for piece in (b'{"op": "mark", ', b'"number": 7}', b"\n"):
-            connection.sendall(piece)
-        running.serve()
-        assert answer_of(connection)["ok"] is True
-    assert running.controls.calls == [("mark", 7, os.getpid())]
-
-
-def test_who_leaves_before_the_answer_does_no_harm(running: Running) -> None:
-    with running.connect() as connection:
-        connection.sendall(b'{"op": "status"}\n')
-    running.serve()
-    assert running.ask({"op": "mark", "number": 1})["ok"] is True
 
 
 def test_who_waited_longest_gives_way(running: Running) -> None:
@@ -352,16 +323,6 @@ def test_a_crowd_of_onlookers_holds_nobody_up(running: Running) -> None:
         one.close()
 
 
-def test_onlookers_hear_of_the_end(running: Running) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(LIMIT_S)
-        connection.connect(os.fspath(running.server.onlookers.path))
-        assert select.select([running._wake_fd], [], [], LIMIT_S)[0]
-        running.server.close()
-        assert answer_of(connection)["error"]["message"] == "the capture is over"
-    assert not running.server.onlookers.path.exists()
-
-
 def test_others_are_refused(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     def stranger(connection: socket.socket) -> Peer:
         return dataclasses.replace(peer_of(connection), uid=os.geteuid() + 1)
@@ -385,14 +346,6 @@ def test_who_may(uid: int, gid: int, groups: tuple[int, ...], allowed: bool) -> 
     peer = Peer(1, uid, gid, groups)
     assert peer.may_control(50) is allowed
     assert peer.may_control(None) is (uid == 0)
-
-
-def test_a_peer_is_who_it_is() -> None:
-    here, there = socket.socketpair()
-    with here, there:
-        peer = peer_of(here)
-    assert (peer.pid, peer.uid, peer.gid) == (os.getpid(), os.geteuid(), os.getegid())
-    assert sorted(peer.groups) == sorted(os.getgroups())
 
 
 def test_the_socket_and_its_folder(tmp_path: Path) -> None:
@@ -453,12 +406,6 @@ def test_a_folder_not_to_be_trusted(tmp_path: Path, spoil: Callable[[Path], None
     spoil(tmp_path / "run")
     with pytest.raises(FileError):
         listen(tmp_path / "run", None)
-
-
-def test_an_unknown_group(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no group 'nobody-has-this'"):
-        ControlServer(tmp_path / "run", "nobody-has-this")
-    assert not (tmp_path / "run").exists()
 
 
 def test_closed_it_leaves_nothing(tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ from tcpkmon.formats.verify.psc.cut import cut_file
 from tests.fuzz.seeds import dumps
 from tests.kept.make import unpack
 from tests.unit.captures import FURTHER, CaptureBuilder, clean_capture, full_capture
-from tests.unit.makers import make, make_logs
-from tests.unit.why_capture import write_capture
+from tests.unit.makers import make
 
 ASKED = {"where": "lport == 1"}
 
@@ -68,6 +67,8 @@ def check(path: Path, out: Path, share: float) -> None:
 @pytest.mark.parametrize("options", [
     {}, {"big_endian": True}, {"further": {n: s for n, s in FURTHER.items() if n != "seq"}},
 ], ids=["little", "big", "seq_no alone"])  # fmt: skip
+
+
 def test_what_is_left_is_proven(
     tmp_path: Path, options: dict[str, Any], share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,23 +163,3 @@ def test_of_a_folder_the_segment_that_has_the_time_is_cut(
     assert f"{len(paths) - at} have records of this time: {path.name}, " in told
     assert run(folder, "-o", out, "--until", 1) == UsageError.exit_code
     assert "0 have records" in capsys.readouterr().err and not out.exists()
-
-
-def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, out = write_capture(tmp_path / "run.pm", 300, 5), tmp_path / "some.pm"
-    folder = make(tmp_path / "made", 2)[0].parent
-    log = make_logs(tmp_path / "logs", 1)[0]
-    for words, what, error in (
-        ((path,), "nothing to cut by", UsageError),
-        ((path, "-p", "7"), "no connection 7;", UsageError),
-        ((path, "-p", "7.8"), "no connection 7.8", UsageError),
-        ((path, "--where", "nope > 1"), "no column 'nope'", UsageError),
-        ((path, "--since", "noon"), "(UTC), or CLOCK_MONOTONIC in ns", UsageError),
-        ((folder, "-p", "7.8"), "or give --since and --until", UsageError),
-        ((path, "--since", "5"), "does not add up", DamagedError),
-        ((folder, "--since", "5"), "cut each file by itself", UsageError),
-        ((log, "--since", "5"), "no PSC file", UsageError),
-    ):
-        assert run(*words, "-o", out) == error.exit_code, words
-        assert what in capsys.readouterr().err
-        assert not out.exists()

@@ -5,6 +5,7 @@ numbered as if they had never been there."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tcpkmon.formats.base.segments import find_segments
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify.report import NOT_CLOSED
+from tests.full import IS_FULL
 from tests.fuzz.seeds import dumps as psc_dumps
 from tests.unit.cutting import Cut, cut_log, cut_psc
 from tests.unit.makers import LogMaker, Maker, make, make_logs
@@ -67,7 +69,7 @@ def test_no_cut_between_control_entries_is_complete(tmp_path: Path, kind: str) -
     whole = format_of(path).verify(path)[0]
     assert whole.proven_end and not whole.problems and NOT_CLOSED not in whole.notes
     found = 0
-    for cut, data in cuts(path):
+    for cut, data in islice(cuts(path), 0, None, 1 if IS_FULL else 3):
         path.write_bytes(data)
         report = format_of(path).verify(path)[0]
         if cut.records:
@@ -76,4 +78,4 @@ def test_no_cut_between_control_entries_is_complete(tmp_path: Path, kind: str) -
                 cut, report.verdict, report.window,
             )  # fmt: skip
             assert not any(line.startswith("complete") for line in report.window)
-    assert found > 3
+    assert found > 1

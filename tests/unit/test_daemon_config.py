@@ -13,12 +13,11 @@ from tcpkmon.collector.daemon import config, toml_files
 from tcpkmon.collector.daemon.config import FILTERS, OPTIONS, OTHERS, PARTS
 from tcpkmon.collector.plan.budget import Budget
 from tcpkmon.collector.plan.filters import Filters
-from tcpkmon.collector.plan.options import PATH, TEXT, options_of
 from tcpkmon.collector.plan.recorder import Recorder
 from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.plan.rotation import Rotation
 from tcpkmon.formats.base.cli import run
-from tcpkmon.formats.base.errors import FileError, PrivilegeError
+from tcpkmon.formats.base.errors import PrivilegeError
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "collector" / "daemon" / "tcpkmon.toml"
@@ -166,12 +165,6 @@ def test_the_example_has_every_key_and_each_is_valid(
     assert capsys.readouterr().out == f"{EXAMPLE}: 1 capture: tcp\n"
 
 
-def test_a_reload_sends_what_may_change() -> None:
-    """Child.asking() sends a plan's filters and limits; no other key may be live."""
-    live = {name for name, one in options_of(Request).items() if one.live}
-    assert live == {"limits"}
-
-
 def test_check_tells_the_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, "[capture.web]\nport = 1\nlow_water = 0\n")
     assert check(path) == 2
@@ -184,19 +177,6 @@ def test_a_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
     path.chmod(0o666)
     with pytest.raises(PrivilegeError, match="may be written by others than root, and what it"):
         toml_files.read(path)
-
-
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="No such file"):
-        toml_files.read(tmp_path / "none.toml")
-
-
-def test_a_recorder(tmp_path: Path) -> None:
-    text = "[capture.web]\n[capture.web.recorder]\nlast = '64M'\non = ['rto', 'rst']\n"
-    (web,) = captures(write(tmp_path, text)).values()
-    assert web.request.recorder == Recorder(None, 64 << 20, triggers=("rto", "rst"))
-    (line,) = mistakes(write(tmp_path, text.replace("'rst'", "'rst >'")))
-    assert "rst >" in line or "expected" in line
 
 
 def test_a_budget(tmp_path: Path) -> None:
@@ -215,21 +195,3 @@ def test_a_budget(tmp_path: Path) -> None:
     assert captures(write(tmp_path, logs))["web"].request.budget is not None
     nothing = logs.replace("sched", "tty")
     assert "a budget needs events that it may leave out" in mistakes(write(tmp_path, nothing))[0]
-
-
-@pytest.mark.parametrize("key", [*OPTIONS, *FILTERS, *map("rotation.{}".format, PARTS["rotation"])])
-@pytest.mark.parametrize("value", [r'"/a\u0000"', r'["1\u0000"]', f'"{"9" * 5000}"'])
-def test_strange_texts_are_mistakes(tmp_path: Path, key: str, value: str) -> None:
-    """No traceback for any text, of any key."""
-    if "9" in value and OPTIONS.get(key, ("", None))[1] in (PATH.toml, TEXT.toml):
-        return  # any text will do
-    path = write(tmp_path, f"[capture.a]\n{key} = {value}\n")
-    (told, *_) = mistakes(path)
-    if "u0000" in value:
-        assert told.startswith(f"tcpkmon.toml:2: capture.a.{key}: ")
-        assert "NUL" in told
-
-
-def test_names_with_nul_are_mistakes(tmp_path: Path) -> None:
-    (told,) = mistakes(write(tmp_path, '[capture."a\\u0000"]\nports = [1]\n'))
-    assert "NUL" in told

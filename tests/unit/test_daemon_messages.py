@@ -220,13 +220,3 @@ def test_a_socket_that_lingers_holds_nobody_up(heard: Heard, heard_first: bool) 
         heard.child.channel.close()
     assert time.monotonic() - began_s < 2
     far.close()
-
-
-def test_it_begins_once(heard: Heard) -> None:
-    """Each time is a line in the journal."""
-    anew = {"what": "anew", "why": "x" * 1000}
-    for _ in range(3):
-        if heard.child.channel is not None:
-            heard.says(anew)
-    assert sum("starts anew" in line for line in heard.child.said) == 1
-    assert heard.child.cut_off == 1

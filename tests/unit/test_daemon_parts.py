@@ -20,7 +20,6 @@ import pytest
 from tcpkmon.collector.daemon.channel import pair
 from tcpkmon.collector.daemon.child import STEADY_S, Child, State
 from tcpkmon.collector.daemon.held import Held, Stored
-from tcpkmon.collector.daemon.metrics_process import MetricsProcess
 from tcpkmon.collector.daemon.systemd import Systemd
 from tcpkmon.collector.linux.privileges import CAPABILITIES
 from tcpkmon.formats.base.errors import UsageError
@@ -62,13 +61,6 @@ def test_systemd_is_told(tmp_path: Path) -> None:
         assert listener.recv(4096) == b"READY=1\nSTATUS=5 records/s"
     systemd.tell("READY=1")  # it is away: no error
     Systemd({}).tell("READY=1")
-
-
-def test_systemd_at_an_abstract_address() -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        listener.bind(f"\0tcpkmon-test-{os.getpid()}")
-        Systemd({"NOTIFY_SOCKET": f"@tcpkmon-test-{os.getpid()}"}).tell("READY=1")
-        assert listener.recv(4096) == b"READY=1"
 
 
 def test_descriptors_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,19 +202,6 @@ def test_a_capture_that_cannot_start_again_waits_longer_each_time() -> None:
         child._process.wait()
         waits.append(child.reap())
     assert waits == [f"exit code 1; it is started again in {s} s" for s in (0, 1, 2, 5)]
-
-
-def test_metrics_without_a_group_say_once_what_they_lack(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    metrics = MetricsProcess()
-    for _ in range(2):
-        metrics.adopt({"listen": "127.0.0.1:9633"}, None)
-    told = capsys.readouterr().err
-    assert told.count("nothing of TCP will be told") == told.count("\n") == 1
-    metrics.adopt({"listen": "127.0.0.1:9633"}, "root")
-    metrics.adopt(None, None)
-    assert capsys.readouterr().err == ""
 
 
 _STARTS_METRICS = """

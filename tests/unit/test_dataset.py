@@ -25,10 +25,8 @@ from tcpkmon.formats.base.errors import DamagedError, UsageError
 from tcpkmon.formats.commands.dataset import command
 from tcpkmon.formats.dataset import (
     QUERIES,
-    Files,
     Store,
     add,
-    adding,
     ask,
     check,
     compact,
@@ -113,16 +111,6 @@ def test_a_writer_that_dies_is_repeated(
     assert bool(add(store, captures[0]).rows) != whole
     assert not any("add it again" in text for text in check(store))
     assert rows_of(store)["settings"] == 1
-
-
-@pytest.mark.parametrize(
-    ("clock", "bound"),
-    [({"is_synchronised": True, "max_error_us": 1500}, 1_500_000),
-     ({"is_synchronised": False, "max_error_us": 16_000_000}, None),
-     ({"is_synchronised": True, "max_error_us": "1"}, None), (None, None), ([1], None)],
-)  # fmt: skip
-def test_the_bound_to_true_time(clock: Any, bound: int | None) -> None:
-    assert adding.true_time_bound_ns(clock) == bound
 
 
 def test_a_merge_that_dies_counts_no_row_twice(
@@ -241,17 +229,11 @@ def test_rows_that_are_missing_or_changed(
     assert any("rows in the table connections; 2" in text for text in check(store))
 
 
-def test_a_changed_file_is_not_merged(tmp_path: Path, captures: list[Path]) -> None:
-    store = filled(tmp_path, captures[:2])
-    rewrite(tmp_path / store.parts("table=intervals")[0].key, lambda table: table.slice(1))
-    with pytest.raises(DamagedError, match="is not as it was written"):
-        compact(store)
-    assert not any(part.is_merged for part in store.parts("table=intervals"))
-
-
 @pytest.mark.parametrize("to", ["date=2023-11-14/host=unit/copy.parquet",
                                 "date=2023-11-14/host=other/{name}",
                                 "date=2023-11-15/host=unit/{name}"])  # fmt: skip
+
+
 def test_a_segment_that_is_there_twice(tmp_path: Path, captures: list[Path], to: str) -> None:
     """A copy in the same folder, all tables of a host copied to another one, and to a day."""
     store = filled(tmp_path, captures[:1])
@@ -362,20 +344,6 @@ def test_check_and_diff_are_those_of_the_files(tmp_path: Path, captures: list[Pa
         assert row["median_a"] == pytest.approx(ordered[(len(ordered) - 1) // 2], rel=1e-12)
         if one.larger is not None:
             assert row["larger"] == pytest.approx(one.larger, abs=1e-9), row
-
-
-def test_a_question_gets_the_files_of_its_days(tmp_path: Path, captures: list[Path]) -> None:
-    store = filled(tmp_path, captures)
-    some = store.parts(f"table=connections/date={DAY}")[0]
-    segment = store.about(some)["segments"][0]
-    with opened("duckdb") as engine:
-        files = Files(store, engine)
-        ask(store, "story", engine, connection=f"{segment}:1", files=files)
-        assert [part.name for part in files.touched["intervals"]] == [segment]
-        files = Files(store, engine)
-        ask(store, "worst-connections", engine, day=DAY, files=files)
-        assert {part.date for part in files.touched["connections"]} == {DAY}
-        assert len(files.touched["connections"]) < len(store.parts("table=connections"))
 
 
 def is_same(one: Any, other: Any) -> bool:

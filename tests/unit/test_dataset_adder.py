@@ -12,14 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-import tcpkmon.formats.dataset
-from tcpkmon.collector.linux import lasting
 from tcpkmon.collector.plan.rotation import Rotation
 from tcpkmon.collector.session.keeper import Keeper
-from tcpkmon.formats.base.errors import FileError
-from tcpkmon.formats.commands.dataset import command
 from tcpkmon.formats.dataset import Store, add, check
 from tests.unit.makers import make
 from tests.unit.test_dataset import rows_of
@@ -142,40 +137,6 @@ def test_links_and_files_of_others_are_not_read(
     said = capfd.readouterr().err
     assert "is a symbolic link" in said and "is another user's" in said, said
     assert names_in(place) == [paths[0].name]
-
-
-def test_a_segment_at_which_it_dies_is_left(
-    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.setattr(lasting, "_WAITS_S", (0.0, 0.01))
-    paths = make(tmp_path / "out", segments=2, count=20)
-
-    def fatal(store: Store, path: Any, name: str = "") -> Any:
-        if name == paths[0].name:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return add(store, path, name=name)
-
-    monkeypatch.setattr(tcpkmon.formats.dataset, "add", fatal)
-    with keeping(paths, place) as keeper:
-        for path in paths:
-            keeper.sealed(path.name)
-    assert f"{paths[0].name} is not added to the dataset: " in capfd.readouterr().err
-    assert names_in(place) == [paths[1].name]
-
-
-def test_a_dataset_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    paths = make(tmp_path / "out", segments=1, count=20)
-    with pytest.raises(FileError, match="No such file"), keeping(paths, tmp_path / "no"):
-        pass
-
-
-def test_what_was_added_is_there_for_the_command(tmp_path: Path, place: Path) -> None:
-    paths = make(tmp_path / "out", segments=2, count=20)
-    with keeping(paths, place):
-        pass
-    again = CliRunner().invoke(command, ["add", str(place), *map(str, paths)])
-    assert again.output.count("there already") == len(paths), again.output
 
 
 def test_what_was_opened_is_written_to(tmp_path: Path, place: Path) -> None:

@@ -34,14 +34,6 @@ def log(tmp_path: Path) -> Path:
     return maker.add("KLOGGER_FINISH").write(tmp_path / "kernlog.dump.cpu0")
 
 
-def test_a_whole_log(log: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert decode(log) == 0
-    told = capfd.readouterr()
-    assert told.out.startswith('[\n{\n    header => {\n            "type"      => "DUMP_BEGIN",\n')
-    assert told.out.endswith("},\n]\n")
-    assert told.err == ""
-
-
 def test_filters_and_formats(log: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert decode(log, "--format", "json", "--event", "SCHEDOUT,EVERY", "--where", "pid=1") == 0
     [line] = capfd.readouterr().out.splitlines()
@@ -54,26 +46,6 @@ def test_filters_and_formats(log: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert [row["timestamp"] for row in rows] == [
         f"2024-11-21T14:40:00.00000{n}000Z" for n in (4, 5, 6)
     ]
-
-
-def test_several_cpus_merge_in_time_order(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    logs = []
-    for cpu in (0, 1):
-        maker = LogMaker(cpu=cpu)
-        for n in range(5):
-            maker.add("SCHEDOUT", {"pid": n}, at=1000 * n + 10 * cpu)
-        logs.append(maker.add("KLOGGER_FINISH").write(tmp_path / f"cpu{cpu}"))
-    asked = ("--format", "json", "--event", "SCHEDOUT")
-
-    def cpus(*more: str) -> list[int]:
-        assert decode(*logs, *asked, *more) == 0
-        lines = capfd.readouterr().out.splitlines()
-        return [json.loads(line)["header"]["cpu"] for line in lines]
-
-    assert cpus() == [0] * 5 + [1] * 5
-    assert cpus("--merge") == [0, 1] * 5
 
 
 def test_losses_and_an_unknown_end_are_told(
@@ -120,14 +92,6 @@ def test_wrong_usage(
     assert decode(log, *args) == code
     told = capfd.readouterr()
     assert why in told.err and told.err.count("\n") == 1 and told.out == ""
-
-
-def test_files_that_are_no_logs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "text").write_text("hello\n" * 10)
-    assert decode(tmp_path / "text") == 5
-    assert decode(tmp_path / "none") == 1
-    told = capfd.readouterr()
-    assert "not a Klogger log" in told.err and "No such file" in told.err and told.out == ""
 
 
 def test_output_files(log: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -189,22 +153,6 @@ def test_parquet_follows_no_link_and_stays_in_its_folder(
     assert decode(log, "--format", "parquet", "-o", folder) == 0
     assert os.listdir(victim) == []
     assert len(os.listdir(gone)) == 6
-
-
-@pytest.mark.parametrize(
-    ("clock", "kind"),
-    [("iso", "timestamp[ns, tz=UTC]"), ("epoch", "timestamp[ns, tz=UTC]"), ("rel", "duration[ns]")],
-)
-def test_parquet_of_one_event_and_its_times(
-    log: Path, tmp_path: Path, clock: str, kind: str
-) -> None:
-    out = tmp_path / "one.parquet"
-    args: tuple[Any, ...] = ("--event", "SCHEDOUT", "--time", clock)
-    assert decode(log, "--format", "parquet", *args, "-o", out) == 0
-    table = parquet.read_table(out)
-    assert str(table.schema.field("timestamp").type) == kind
-    start = 0 if clock == "rel" else CLOCK[1]
-    assert table["timestamp"].cast("int64").to_pylist() == [start + 3000]
 
 
 def test_a_long_log_is_decoded_in_little_memory(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from tcpkmon.collector.writer.direct_io import (
     Pieces,
     alignment,
 )
-from tcpkmon.collector.writer.file_sink import Calls, FileSink
+from tcpkmon.collector.writer.file_sink import FileSink
+from tests.full import examples
 
 SIZE = 360
 SECTOR_BYTES = 512
@@ -136,15 +137,6 @@ def test_all_but_the_edges_is_written_directly(case: Case) -> None:
     assert not fcntl.fcntl(case.fd, fcntl.F_GETFL) & os.O_DIRECT
 
 
-def test_several_pieces_are_written_together(case: Case) -> None:
-    count = LEAST_BYTES // SIZE
-    parts = [entries(count, n * count) for n in range(8)]
-    assert case.sink.write(*parts, b"").error is None
-    assert case.data == b"".join(parts)
-    assert len(case.calls.direct) == 1
-    assert case.sink.write().kept_bytes == 0
-
-
 def test_what_lies_right_is_not_copied(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[int] = []
     real = Pieces.copy
@@ -169,12 +161,6 @@ def test_what_lies_right_is_not_copied(case: Case, monkeypatch: pytest.MonkeyPat
         copied.clear()
 
 
-def test_small_writes_go_through_the_cache(case: Case) -> None:
-    for number in range(8):
-        assert case.sink.write(entries(LEAST_BYTES // SIZE // 2, number)).error is None
-    assert not case.calls.direct and len(case.calls.cached) == 8
-
-
 def test_who_asks_for_the_cache_gets_it(tmp_path: Path) -> None:
     case = Case(tmp_path / "one")
     case.sink.write(entries(10_000), cached=True)
@@ -196,15 +182,6 @@ def test_no_direct_writes_where_the_kernel_tells_of_none() -> None:
     sink.close()
 
 
-@pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP])
-def test_a_refused_write_is_made_again_through_the_cache(case: Case, code: int) -> None:
-    case.calls.refuse = OSError(code, os.strerror(code))
-    assert case.sink.write(entries(10_000)).error is None
-    assert case.sink.write(entries(10_000, 10_000)).error is None
-    assert case.data == entries(20_000)
-    assert len(case.calls.direct) == 1
-
-
 def test_a_refused_flag_too(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     real = fcntl.fcntl
 
@@ -217,48 +194,6 @@ def test_a_refused_flag_too(case: Case, monkeypatch: pytest.MonkeyPatch) -> None
     assert case.sink.write(entries(10_000)).error is None
     assert case.data == entries(10_000)
     assert not case.calls.direct
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_other_errors_are_told(case: Case, code: int) -> None:
-    """They are the disk's: through the cache they would come, too, or come later."""
-    assert case.sink.write(entries(1000)).error is None
-    case.calls.refuse = OSError(code, os.strerror(code))
-    outcome = case.sink.write(entries(1000, 1000))
-    assert outcome.error is not None and outcome.error.errno == code
-    kept = 1000 + outcome.kept_bytes // SIZE
-    assert case.data == entries(kept)
-    assert not fcntl.fcntl(case.fd, fcntl.F_GETFL) & os.O_DIRECT
-    case.calls.refuse = None
-    assert case.sink.write(entries(1000, kept)).error is None
-    assert case.data == entries(kept + 1000)
-    assert case.calls.direct
-
-
-def test_an_interrupted_or_short_direct_write_goes_on(case: Case) -> None:
-    case.calls.fail("write", errno.EINTR, 2)
-    case.calls.short = 3
-    assert case.sink.write(entries(6000)).error is None
-    assert case.data == entries(6000)
-    assert len(case.calls.direct) == 4
-    assert max(case.calls.cached) < BLOCK_BYTES
-
-
-def test_a_short_write_that_no_disk_makes_goes_on_too(case: Case) -> None:
-    case.calls.fail("write", SHORT, 2)
-    assert case.sink.write(entries(6000)).error is None
-    assert case.data == entries(6000)
-
-
-def test_all_or_none_by_direct_writes(case: Case) -> None:
-    count = 3 * PIECE_BYTES // SIZE
-    case.calls.fail("write", errno.ENOSPC, 4)
-    outcome = case.sink.write(entries(count), whole=True)
-    assert outcome.kept_bytes == 0 and outcome.error is not None
-    assert len(case.calls.direct) == 3 and case.data == b""
-    case.calls.heal()
-    assert case.sink.write(entries(count), whole=True).error is None
-    assert case.data == entries(count)
 
 
 def test_the_reserve_is_kept_and_given_back(tmp_path: Path) -> None:
@@ -314,7 +249,7 @@ _Step = st.tuples(
 
 @given(st.lists(_Step, max_size=25), st.sampled_from([0, 4096]))
 @settings(
-    max_examples=120,
+    max_examples=examples(120),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -357,13 +292,3 @@ def test_any_course_leaves_what_the_outcomes_say(
     case.calls.heal()
     assert case.sink.close() is None
     assert case.data == known == entries(number)
-
-
-def test_real_calls(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    sink = FileSink(os.open(path, os.O_WRONLY | os.O_CREAT), SIZE, Calls())
-    for number in range(20):
-        assert sink.write(entries(3000, 3000 * number)).error is None
-        assert sink.sync() is None
-    assert sink.close() is None
-    assert path.read_bytes() == entries(60_000)

@@ -7,10 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tcpkmon.formats.analysis import device_name, open_log, queues, requests
-from tcpkmon.formats.base.errors import UsageError
 from tests.unit.klogger_samples import LogMaker
 
 FIELDS = """
@@ -68,13 +65,6 @@ def test_requests_have_their_times(tmp_path: Path) -> None:
     assert device_name(DEVICE) == "254:1"
 
 
-def test_nothing_in_the_log(tmp_path: Path) -> None:
-    with open_log(write(tmp_path, [(1, "REQUEUE", {})])) as log:
-        found = requests(log)
-        assert list(queues(log)) == []
-    assert (len(found), found.busy_ns(), found.mean_depth(5)) == (0, 0, 0.0)
-
-
 def test_the_queue_is_rebuilt(tmp_path: Path) -> None:
     names = {"request": 2, "sector": 64, "priority_class": "REALTIME"}
     events = [
@@ -111,17 +101,3 @@ def test_the_queue_as_it_was_read(tmp_path: Path) -> None:
     assert found[0].positions == (-9, 50, 60, *range(100, 115))
     assert [queue.positions for queue in found[1:]] == [(1,), (0,)]
     assert [queue.positions for queue in rebuilt] == [(), (1,), (0,)]
-
-
-def test_fields_that_are_missing_or_no_numbers(tmp_path: Path) -> None:
-    for change in (("uint bytes;", ""), ("ulonglong sector;", "string8 sector;"),
-                   ("int last }", "}"), ("event DISK_MERGE", "event DISK_JOIN")):  # fmt: skip
-        assert change[0] in TEXT
-        maker = LogMaker(TEXT.replace(*change)).add("DISK_REQUEUE")
-        maker.write(tmp_path / "kernlog.dump.cpu0")
-        with open_log(tmp_path) as log:
-            with pytest.raises(UsageError, match="DISK_"):
-                requests(log)
-            if "last" not in change[0]:
-                with pytest.raises(UsageError, match="DISK_"):
-                    list(queues(log))

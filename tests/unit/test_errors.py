@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import subprocess
@@ -16,7 +15,6 @@ import pytest
 from tcpkmon.collector.commands.collect import command as collect
 from tcpkmon.collector.commands.tcpkmon import GROUPS, parts
 from tcpkmon.collector.commands.tcpkmon import command as tcpkmon
-from tcpkmon.collector.linux.syscalls import refused
 from tcpkmon.formats.base.cli import run, use_colours
 from tcpkmon.formats.base.errors import (
     DamagedError,
@@ -58,48 +56,6 @@ def leave() -> None:
     click.get_current_context().exit(7)
 
 
-@group.command()
-def quit_with_text() -> None:
-    sys.exit("no more")
-
-
-OLD_LOG = """\
-0: R1=ctx() R10=fp0
-0: (bf) r0 = r3
-R3 !read_ok
-processed 1 insns (limit 1000000) max_states_per_insn 0
-"""
-NEW_LOG = """\
-0: R1=ctx() R10=fp0
-0: (bf) r0 = r3
-R3 !read_ok
-
-Verification failed: Register Type Safety: Unreadable register
-Reason:
-  R3 has never been initialized on this path, so the verifier cannot use it as an input.
-At:
-  insn 0
-        ^-- error: R3 is not readable
-Instruction context:
->>> 0 | (bf) r0 = r3
-    1 | (95) exit
-Causal path:
-  no retained diagnostic events on this path
-Suggestion:
-  Initialize R3 on every path before this instruction.
-processed 1 insns (limit 1000000) max_states_per_insn 0
-"""
-"""Of 6.18 and 7.3."""
-
-
-@pytest.mark.parametrize(("log", "reason"), [(OLD_LOG, ""), (NEW_LOG, "never been initialized")])
-def test_the_verifiers_complaint_is_shown(log: str, reason: str) -> None:
-    message = refused(OSError(errno.EACCES, "Permission denied"), "loading", log).message
-    assert "EACCES" in message and "R3 !read_ok" in message and reason in message
-    assert "\n" not in message and message.count(" | ") < 8
-
-
-
 @pytest.mark.parametrize(
     ("kind", "code"),
     [
@@ -117,11 +73,6 @@ def test_error_is_one_line_with_its_code(
 ) -> None:
     assert run(failing(kind("it failed", "try again")), [], "prog") == code
     assert capfd.readouterr() == ("", "prog: it failed; try again\n")
-
-
-def test_error_without_hint(capfd: pytest.CaptureFixture[str]) -> None:
-    run(failing(TcpkmonError("it failed")), [], "prog")
-    assert capfd.readouterr().err == "prog: it failed\n"
 
 
 def test_schema_error_has_a_line_for_each_problem(capfd: pytest.CaptureFixture[str]) -> None:
@@ -148,11 +99,6 @@ def test_missing_file_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr().err == f"prog: {tmp_path}/none: No such file or directory\n"
 
 
-def test_os_error_without_a_file(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(failing(OSError(28, "No space left on device")), [], "prog") == 1
-    assert capfd.readouterr().err == "prog: No space left on device\n"
-
-
 def test_interrupt() -> None:
     assert run(failing(KeyboardInterrupt()), [], "prog") == 130
     assert run(failing(click.Abort()), [], "prog") == 130
@@ -163,11 +109,6 @@ def test_interrupt() -> None:
 )
 def test_subcommand_exit_code(args: list[str], code: int) -> None:
     assert run(group, args, "prog") == code
-
-
-def test_exit_with_text(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(group, ["quit-with-text"], "prog") == 1
-    assert capfd.readouterr().err == "prog: no more\n"
 
 
 @pytest.mark.parametrize(
@@ -236,19 +177,6 @@ def test_interrupt_of_a_process_leaves_no_traceback() -> None:
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(timeout=120) == 130
         assert process.stderr.read() == b""
-
-
-def test_text_that_the_locale_cannot_show() -> None:
-    environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
-    done = subprocess.run(
-        script(" click.echo('\\u6f22')"),
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        check=False,
-        timeout=120,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"\\u6f22\n", b"")
 
 
 class Terminal:

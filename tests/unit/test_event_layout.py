@@ -43,12 +43,6 @@ def test_fields_stand_where_a_c_compiler_puts_them():
     assert (dtype.fields["time"][1], dtype.fields["location"][1]) == (4, 16)
 
 
-def test_more_events_than_numbers_are_refused():
-    many = parse("\n".join(f"event E{n} {{ int x }}" for n in range(193)))
-    with pytest.raises(UsageError, match="193 events"):
-        event_layout.lay_out(many, [])
-
-
 def test_values_are_stored_by_their_type():
     lines = text()
     assert "*(u16 *)(record + 24) = a_;" in lines
@@ -77,11 +71,6 @@ def test_records_are_built_in_the_ring():
     store = next(i for i, line in enumerate(body) if "(record + 24) = a_;" in line)
     assert reserve < clear < store
     assert body[-1].strip() == "klogger_commit_event(ctx, cpu, 34, &place);"
-
-
-def test_names_that_klogger_does_not_log_are_left_out():
-    lines = "\n".join(event_codegen.event_lines(LAYOUT, {"SMALL"}))
-    assert "klogger_log_SMALL" not in lines and "klogger_log_LARGE" in lines
 
 
 DATA = parse(

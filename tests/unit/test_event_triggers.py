@@ -73,13 +73,6 @@ def test_a_hit_has_the_earliest_time_and_the_count(sched: EventLayout) -> None:
     assert (hit.number, hit.mono_ns, hit.count, hit.conn_id) == (2, 20, 2, 0)
 
 
-def test_the_connection_of_a_magnet_event() -> None:
-    magnet = lay_out_sources(find_sources(["magnet"]))
-    data = rows(magnet, ("SOCK_SEND", {"connection": 77, "size": -11}))
-    (hit,) = watch(magnet, "sock_send and size < 0").feed(data, np.array([1]))
-    assert hit.conn_id == 77
-
-
 def test_locations_of_tcp_in_a_log() -> None:
     schema = load_schema()
     layout = make_layout(schema, choose_columns(schema.event("SNAPSHOT"), "default"), ())
@@ -117,10 +110,3 @@ def test_locations_of_tcp_in_a_log() -> None:
 def test_mistakes(sched: EventLayout, text: str, what: str) -> None:
     with pytest.raises(ExpressionError, match=what):
         watch(sched, text)
-
-
-def test_a_state_of_tcp_is_no_trigger_of_a_log() -> None:
-    schema = load_schema()
-    layout = make_layout(schema, choose_columns(schema.event("SNAPSHOT"), "default"), ())
-    with pytest.raises(ExpressionError, match="triggers on events"):
-        compile_event_triggers(["snd_cwnd > 3"], None, layout, [], layout.entry_size)

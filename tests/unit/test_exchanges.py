@@ -21,13 +21,12 @@ from tcpkmon.formats.analysis.exchanges import (
     exchanges,
     ranked,
     served,
-    story,
     summarize,
 )
 from tcpkmon.formats.analysis.exchanges.cutting import NULL
 from tcpkmon.formats.analysis.exchanges.streams import Streams
 from tcpkmon.formats.analysis.exchanges.waiting import Asked
-from tcpkmon.formats.analysis.why import Connection, row_of
+from tcpkmon.formats.analysis.why import Connection
 from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.commands import check, why
 from tcpkmon.formats.commands.requests import command
@@ -250,15 +249,6 @@ def test_a_request_that_crosses_an_answer_says_so() -> None:
     rows = cut(one)
     assert rows["pipelined"].tolist() == [True, False]
     assert rows["request_bytes"].tolist() == [100, 100]
-
-
-def test_a_request_without_an_answer_is_told() -> None:
-    one = Socket().open(1, active=True)
-    one.send(5, 100)
-    one.segment(6)
-    (row,) = cut(one)
-    assert (row["request_bytes"], row["response_bytes"]) == (100, 0)
-    assert row["think_ns"] == row["total_ns"] == NULL
 
 
 def test_half_close() -> None:
@@ -537,16 +527,6 @@ def test_why_says_whose_program_it_was(tmp_path: Path) -> None:
     assert "capture there too" not in done.output
 
 
-def test_why_says_nothing_of_requests_where_one_side_sends(tmp_path: Path) -> None:
-    one = Socket().open(1, active=True)
-    for at in (5, 100, 300):
-        one.send(at, 1000)
-        one.segment(at + 1)
-    path = write_requests(tmp_path / "a.pm", one)
-    done = CliRunner().invoke(why.command, [str(path)], standalone_mode=False)
-    assert "answer" not in done.output and "the application had nothing to send" in done.output
-
-
 ASKED = {"think_ns": 900 * MS, "network_ns": 100 * MS, "read_ns": 0, "uncertain_ns": 3000 * MS,
          "pipelined": 0, "count": 10}  # fmt: skip
 
@@ -574,27 +554,6 @@ def test_what_nagle_or_a_loss_holds_back_is_no_waiting_for_the_server() -> None:
         "its own program paused 200 ms before the next request",
         "waited 100 ms for the path's round trips",
     ]
-
-
-def test_who_made_a_client_wait_is_said_where_its_request_was_acknowledged() -> None:
-    (first, _), share = told({"idle": 900, "app": 100})
-    assert first == (
-        "waited for the server's answers of 10 requests, for how long is not known"
-    )
-    assert share == 1
-    path = ": its program, or the path, which may take longer than its shortest round trip"
-    assert told({"idle": 300, "app": 700})[0][0] == first + path
-    assert told({"idle": 300, "app": 700}, raddr="10.0.0.1")[0][0] == first
-
-
-def test_waits_are_never_longer_than_the_connection() -> None:
-    """Exchanges that overlap: their round trips together take longer than there was time."""
-    asked = {**ASKED, "think_ns": 0, "network_ns": 1550 * MS}
-    one = Connection(1, end_ns=1000 * MS, limit_ns={"app": 1200 * MS}, laddr="10.0.0.1",
-                     raddr="10.0.0.2")  # fmt: skip
-    (told_of,), share = Waited(True, asked, 0, 0).told(one)
-    assert told_of[1] == "waited 1 s for the path's round trips, 100 % of the time"
-    assert share == 1
 
 
 @pytest.mark.parametrize("size", [100, 2, 1])
@@ -641,14 +600,6 @@ def test_parts_are_of_the_same_exchanges_and_few_have_no_percentiles(tmp_path: P
     assert "p50" in CliRunner().invoke(command, [path], standalone_mode=False).output
 
 
-def test_a_time_that_is_not_known_is_not_said(tmp_path: Path) -> None:
-    table = exchanges(write_requests(tmp_path / "a.pm", client(count=1)))
-    row = {**row_of(table, 0), "uncertain_ns": 3820 * MS}
-    text = story(row, 0)
-    assert "took a time that is not known: where its time went is not known" in text
-    assert "ms" not in text and "3.82" not in text
-
-
 def test_the_client_s_view_says_what_the_server_did_meanwhile(tmp_path: Path) -> None:
     """A request arrives before the call that wrote it returns."""
     table = exchanges(write_requests(tmp_path / "a.pm", client(), server()))
@@ -659,16 +610,6 @@ def test_the_client_s_view_says_what_the_server_did_meanwhile(tmp_path: Path) ->
     alone = {name: values[:3] for name, values in table.items()}
     assert served(alone, alone).tolist() == [-1] * 3
     assert each_once({name: values[3:] for name, values in table.items()})[1] == 0
-
-
-def test_a_server_that_waits_for_its_client_names_the_path() -> None:
-    sentences, _ = told({"app": 1000}, is_client=False, pause_ms=500, unanswered_ms=200)
-    assert sentences[0].startswith("waited 500 ms for the client's next request, 50 % of the time")
-    assert sentences[0].endswith(": the path's round trips are 100 ms of that")
-    assert sentences[2].endswith(
-        "20 % of the time: or the rest of that request was still missing"
-    )
-    assert "round trips" not in told({"app": 1000}, False, 500, min_rtt_us=100)[0][0]
 
 
 def test_why_says_who_read_late(tmp_path: Path) -> None:
@@ -750,30 +691,11 @@ def test_many_connections_at_once_are_ranked_in_parts(monkeypatch: pytest.Monkey
     assert len(whole) == 15 and (cut(*sockets) == whole).all()
 
 
-def test_maxima_of_more_groups_than_int64_can_rank() -> None:
-    count = (1 << 20) + 3
-    values = np.tile(np.array([5, ranked.MOST - 1, 7]), count)
-    found = ranked.running_maxima(values, np.arange(0, len(values), 3))
-    assert (found.reshape(-1, 3) == [5, ranked.MOST - 1, ranked.MOST - 1]).all()
-
-
 def test_a_capture_without_records_has_no_requests(tmp_path: Path) -> None:
     unpack("psc-rotated", tmp_path)
     (last,) = tmp_path.rglob("*000003.pm")
     table = exchanges(last)
     assert len(table["conn_id"]) == len(table["total_ns"]) == 0
-
-
-@pytest.mark.parametrize("is_client, words", [
-    (True, "its own program asked for nothing more, 500 ms at the end, 50 % of the time"),
-    (False, "the client asked for nothing more, 500 ms at the end, 50 % of the time"),
-])  # fmt: skip
-def test_no_next_request_is_said_where_none_came(is_client: bool, words: str) -> None:
-    one = Connection(1, end_ns=1000 * MS, limit_ns={"idle": 1000 * MS}, laddr="10.0.0.1",
-                     raddr="10.0.0.2")  # fmt: skip
-    asked = {**ASKED, "think_ns": 0, "network_ns": 0}
-    found, share = Waited(is_client, asked, 0, 0, 500 * MS).told(one)
-    assert (found, share) == ([(0.5, words)], 0.5)
 
 
 def test_what_follows_the_last_answer_is_no_pause_before_a_request(tmp_path: Path) -> None:

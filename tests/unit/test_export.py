@@ -18,7 +18,7 @@ import tcpkmon
 from tcpkmon.formats.base import cli, table_file
 from tcpkmon.formats.base.arrow import encode
 from tcpkmon.formats.commands.export import command
-from tcpkmon.formats.psc import lines, tables
+from tcpkmon.formats.psc import lines
 from tcpkmon.formats.psc.tables import Snapshots
 from tests.unit.pmgraph_capture import Builder, mapped, merge, sawtooth
 
@@ -104,15 +104,6 @@ def test_text_needs_no_pyarrow(capture, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "x.parquet").exists()
 
 
-
-
-
-def test_chosen_columns_come_in_the_order_asked_for(capture, tmp_path):
-    out = tmp_path / "x.csv"
-    assert run(capture, "-o", out, "--columns", "snd_cwnd,lport") == 0
-    assert out.read_text().splitlines()[0] == "snd_cwnd,lport"
-
-
 def test_pieces_make_the_same_whole(capture, monkeypatch):
     with tcpkmon.open(capture) as found:
         whole = read(Snapshots(found))
@@ -192,22 +183,6 @@ def test_a_file_that_is_there_stays_unless_forced(capture, tmp_path):
     assert run(capture, "-o", out, "--force") == 0 and out.read_text() != "mine"
 
 
-def test_places_in_memory_are_used_again_once_written(capture, tmp_path, monkeypatch):
-    with tcpkmon.open(capture) as found:
-        pieces = read(Snapshots(found, by_connection=True), rows=40)
-        plain = [row for table in pieces for row in table.to_pylist()]
-    assert len(pieces) > 5
-    monkeypatch.setattr(tables, "ROWS", 40)
-    monkeypatch.setattr(tables, "SORTED_ROWS", 40)
-    for name, reading in (("x.parquet", pyarrow.parquet.read_table), ("x.arrow", read_arrow)):
-        assert run(capture, "-o", tmp_path / name, "--sort", "connection") == 0
-        assert reading(tmp_path / name).to_pylist() == plain
-
-
-def read_arrow(path):
-    return pyarrow.ipc.open_file(path).read_all()
-
-
 def test_rows_without_an_id_stand_together_by_their_ports(tmp_path):
     builder = Builder(tcpkmon=True)
     for at in range(60):
@@ -262,24 +237,3 @@ def test_values_are_encoded_whether_they_repeat_or_not(kind, length):
         if values.dtype.kind == "S":
             wanted = [bytes(v).ljust(values.dtype.itemsize, b"\0") for v in values]
         assert got == wanted
-
-
-def test_a_column_with_a_single_other_value_is_sorted_too(tmp_path):
-    builder = Builder(tcpkmon=True)
-    count = 2 * tables.ROWS // 100
-    for at in range(count):
-        builder.add(at / 1e3, 1000, 80, conn_id=1 + at % 2, srtt_us=9 if at == 5 else 4)
-    builder.end(7.0)
-    with tcpkmon.open(builder.write(tmp_path / "one.pm")) as found:
-        (table,) = read(Snapshots(found, ["seq_no", "srtt_us"], True))
-    wanted = [4] * count
-    wanted[count // 2 + 2] = 9
-    assert table["srtt_us"].to_pylist() == wanted
-
-
-def test_a_full_disk_is_told(capture, capfd):
-    with tcpkmon.open(capture) as found, open("/dev/full", "wb", buffering=0) as full:
-        for write in (table_file.write_parquet, table_file.write_arrow):
-            with pytest.raises(OSError, match="No space left"):
-                write(Snapshots(found), full)
-    assert capfd.readouterr() == ("", "")

@@ -18,7 +18,7 @@ from tcpkmon.formats.base import cli
 from tcpkmon.formats.base.control import LossCause
 from tcpkmon.formats.export.magnet import convert, write
 from tcpkmon.formats.magnet.header import MagnetFile
-from tcpkmon.formats.magnet.layout import CLOCK, FIRST_CONTROL, FIRST_EVENT, LOST, MARK, MOST_LOST
+from tcpkmon.formats.magnet.layout import CLOCK, FIRST_EVENT, LOST, MARK, MOST_LOST
 from tcpkmon.formats.magnet.walk import Entry, Piece, Walk
 from tcpkmon.formats.verify import verify_magnet
 from tests.kept.make import HERE, unpack
@@ -29,7 +29,6 @@ from tests.unit.magnet_builder import (
     MONO_NS,
     MagnetBuilder,
     clean_file,
-    lossy_file,
 )
 from tests.unit.magnet_log import BULK_RECORDS, write_bulk
 
@@ -102,31 +101,6 @@ def test_lean_records(tmp_path: Path) -> None:
     assert (of["MARK"]["sockid"].tolist(), of["MARK"]["size"].tolist()) == ([5], [99])
 
 
-def test_data_is_that_of_the_layer(tmp_path: Path) -> None:
-    path = clean_file(tmp_path / "a", data=True).write()
-    rows = rows_of(path)
-    assert rows.dtype.itemsize == 120
-    with MagnetFile(path) as file:
-        kinds = {kind.name: kind for kind in file.kinds}
-        assert file.header["settings"]["filters"] == {"ports": [5001]}
-    send = rows[rows["event"] == kinds["MAGNET_SOCK_SEND"].code]
-    assert kinds["MAGNET_SOCK_SEND"].data == "tcp" and kinds["MAGNET_QDISC_ENQUEUE"].data == "ip"
-    for name, value in {"source": 5001, "dest": 40000, "snd_cwnd": 10, "flags": 18}.items():
-        assert set(send[name].tolist()) == {value}, name
-    ip = rows[rows["event"] == kinds["MAGNET_DEV_RECV"].code]
-    found = {name: ip[name][0].item() for name in ("version", "tos", "id", "frag_off", "ttl")}
-    assert found == {"version": 4, "tos": 8, "id": 0x1234, "frag_off": 0x4000, "ttl": 64}
-    assert not ip["snd_cwnd"].any() and not ip["flags"].any()
-
-
-def test_a_plain_reader_skips_by_the_code_alone(tmp_path: Path) -> None:
-    data = lossy_file(tmp_path / "a").write().read_bytes()
-    form = np.dtype([("sockid", "<u8"), ("timestamp", "<u8"), ("event", "<u4"), ("size", "<i4")])
-    rows = np.frombuffer(data, form)
-    plain = rows[rows["event"] < FIRST_CONTROL]
-    assert plain.tobytes() == rows_of(tmp_path / "a").tobytes()
-
-
 def test_cpus_are_merged_by_time_and_lost_is_in_its_place(tmp_path: Path) -> None:
     made = MagnetBuilder(tmp_path / "a")
     made.log("IP_SEND", 0, 2, size=1).log("DEV_SEND", 1, 2, size=2).lose("IP_SEND", 0, 5)
@@ -155,7 +129,7 @@ def test_a_large_log_takes_no_more_memory(tmp_path: Path) -> None:
     """Four times the records, and the same memory; a control entry comes at the latest after
     16,384 of them."""
     peaks = []
-    for writes in (15_000, 60_000):
+    for writes in (8_000, 32_000):
         log, path = write_bulk(tmp_path / f"log{writes}", writes), tmp_path / f"{writes}.magnet"
         tracemalloc.start()
         with tcpkmon.open(log) as reader, path.open("wb") as out:
@@ -169,7 +143,7 @@ def test_a_large_log_takes_no_more_memory(tmp_path: Path) -> None:
     with MagnetFile(path) as file:
         entries = [piece for piece in Walk(file) if isinstance(piece, Entry)]
     assert all(entry.sound and entry.values["block"] <= 16_384 for entry in entries)
-    assert path.stat().st_size < 60_000 * BULK_RECORDS * 24 * 1.01 + 20_000
+    assert path.stat().st_size < writes * BULK_RECORDS * 24 * 1.01 + 20_000
 
 
 def test_a_log_of_a_big_endian_machine(tmp_path: Path, capfd: Capture) -> None:
@@ -247,5 +221,3 @@ def test_a_conversion_that_fails_leaves_no_file(
     monkeypatch.setattr(os, "fsync", full)
     assert tool("export", log, "-o", tmp_path / "new.magnet") == 1
     assert os.listdir(tmp_path) == [log.name]
-
-

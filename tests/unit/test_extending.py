@@ -10,7 +10,6 @@ import pytest
 
 from tcpkmon.collector.linux.kernel_constants import Facts
 from tcpkmon.collector.plan import extension, schema_sources
-from tcpkmon.collector.plan.choice import check_names
 from tcpkmon.collector.plan.columns import EVENT, choose_columns, locations_of, make_layout
 from tcpkmon.collector.plan.extension import find_fills, own_columns, own_locations, tcp_schema
 from tcpkmon.collector.plan.filters import Filters
@@ -192,21 +191,6 @@ def test_a_capture_of_it_is_a_psc_file_by_default(folder: Path) -> None:
     with pytest.raises(UsageError, match="holds the schema tcp and what extends it"):
         given = {"schemata": ("sched", word), "output": "x", "file_format": "psc"}
         check_request(make_request(Filters(), given))
-
-
-def test_the_names_can_be_asked_for(folder: Path) -> None:
-    def check(**given: object) -> None:
-        request = make_request(Filters(), {"schemata": (str(folder),), "output": "x", **given})
-        check_names(request, lambda asked: find_sources(asked, False))
-
-    find(folder)
-    check(columns="classic,quiet_ms", locations="data_ready,RTO", when_changed=("pmtu",))
-    with pytest.raises(UsageError, match="no such column: quiet"):
-        check(columns="quiet")
-    with pytest.raises(UsageError, match="no such location: DATA"):
-        check(locations="DATA")
-    with pytest.raises(UsageError, match="no such column: pmtu"):
-        check(schemata=("tcp",), columns="pmtu")
 
 
 def test_a_file_says_what_its_columns_and_locations_are(folder: Path, tmp_path: Path) -> None:

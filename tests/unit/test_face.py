@@ -17,8 +17,6 @@ from tcpkmon.formats.commands.requests import command
 from tests.kept.make import unpack
 from tests.unit.klogger_samples import ROOT
 from tests.unit.log_builder import clean_log
-from tests.unit.magnet_log import write_folder
-from tests.unit.test_latency import begin, transfer
 from tests.unit.why_capture import write_capture
 
 
@@ -74,13 +72,6 @@ def test_requests_and_intervals(tmp_path: Path) -> None:
     assert rows and [row["start_ns"] for row in rows] == told.start_ns.tolist()
     assert [row["request_bytes"] for row in rows] == told.request_bytes.tolist()
     assert set(tcpkmon.intervals(capture).limit) == {"opening", "app", "idle", "closing"}
-
-
-def test_latency(tmp_path: Path) -> None:
-    log = begin()
-    transfer(log, 20_000, transfer(log))
-    report = tcpkmon.latency(write_folder(tmp_path / "log", log))
-    assert [(flow.size, flow.unknown) for flow in report.flows] == [(200, 0)]
 
 
 def test_a_capture_without_connections_says_so(tmp_path: Path) -> None:

@@ -57,14 +57,6 @@ def test_short_writes_go_on(case: Case) -> None:
     assert case.calls.counts["write"] > 5
 
 
-def test_interrupted_calls_are_repeated(case: Case) -> None:
-    for name in ("write", "fsync"):
-        case.calls.fail(name, errno.EINTR, 1)
-    assert case.sink.write(entries(2)).error is None
-    assert case.sink.sync() is None
-    assert case.data == entries(2)
-
-
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_whole_entries_are_kept_and_writing_goes_on(case: Case, code: int) -> None:
     case.calls.fail("write", SHORT, 1)
@@ -96,12 +88,6 @@ def test_half_an_entry_that_cannot_be_cut_off_is_cut_off_later(case: Case) -> No
     case.calls.heal()
     assert case.sink.write(entries(3, kept // SIZE)).error is None
     assert case.data == entries(kept // SIZE + 3)
-
-
-def test_nothing_written_is_an_error(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(case.calls, "write", lambda fd, data: 0)
-    outcome = case.sink.write(entries(1))
-    assert outcome.error is not None and outcome.error.errno == errno.EIO
 
 
 def test_errors_of_sync_and_close_come_back(case: Case) -> None:

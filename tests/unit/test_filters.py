@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tcpkmon.collector.linux import bpf
 from tcpkmon.collector.plan import filters
 from tcpkmon.collector.plan.cgroups import check_mounted
-from tcpkmon.collector.plan.filters import Filters, Flag, parse
+from tcpkmon.collector.plan.filters import Filters, parse
 from tcpkmon.formats.base.errors import KernelError, UsageError
 from tests.unit.socket_rows import passes
 
@@ -51,21 +50,6 @@ def test_unknown_ports_are_named(option: str, text: str) -> None:
         parse(**{option: text})  # type: ignore[arg-type]  # one str option of several kinds
     assert caught.value.message.startswith(names[option])
     assert caught.value.hint
-
-
-def test_service_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"http": 80, "http-alt": 8080}
-
-    def look_up(name: str, protocol: str) -> int:
-        assert protocol == "tcp"
-        if name not in known:
-            raise OSError("service/proto not found")
-        return known[name]
-
-    monkeypatch.setattr(filters.socket, "getservbyname", look_up)
-    assert parse(ports="http,http-alt").ports == (80, 8080)
-    with pytest.raises(UsageError, match="'gopher-x' is neither a port nor a known service"):
-        parse(ports="gopher-x")
 
 
 def test_pairs() -> None:
@@ -180,27 +164,6 @@ def test_map_entries_byte_for_byte() -> None:
     assert entries["filter_settings"] == [(bytes(4), struct.pack("=II", flags, 3))]
 
 
-def test_apply_writes_settings_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[tuple[int, bytes, bytes]] = []
-
-    def update(fd: int, key: bytes, value: bytes) -> None:
-        written.append((fd, key, value))
-
-    monkeypatch.setattr(bpf, "map_update", update)
-    given = parse(ports="7-8", family=4)
-    descriptors = {name: number for number, name in enumerate(given.entries(), start=50)}
-    given.apply(descriptors)
-    expected = [
-        (descriptors[name], key, value)
-        for name, rows in given.entries().items()
-        for key, value in rows
-    ]
-    assert written == expected
-    flags = Flag.PORTS | Flag.ONLY_IPV4
-    last = (descriptors["filter_settings"], bytes(4), struct.pack("=II", flags, 0))
-    assert written[-1] == last
-
-
 def test_any_port_filter_will_do() -> None:
     given = parse(ports="1", local_ports="2", remote_ports="3", pairs=["4.5"])
     passing = [(1, 9), (9, 1), (2, 9), (9, 3), (4, 5)]
@@ -225,13 +188,3 @@ def test_address_and_family_must_match_too() -> None:
         one = Filters(family=family)
         for end, expected in zip((LOCAL, mapped, other), expects, strict=True):
             assert passes(one, end, 1, end, 2) is expected
-
-
-def test_describe_names_what_is_in_force() -> None:
-    given = parse(ports="5001", pairs=["1.2"], addresses=["::1"], family=6)
-    assert given.describe() == {
-        "ports": [5001],
-        "pairs": ["1.2"],
-        "addresses": ["::1/128"],
-        "family": 6,
-    }

@@ -11,7 +11,7 @@ import pytest
 from tests.full import IS_FULL
 from tests.fuzz.forgeries import check
 
-PART, PARTS = 60, 16 if IS_FULL else 1
+PART, PARTS = (60, 16) if IS_FULL else (20, 1)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -53,22 +53,6 @@ def test_functions_by_address(listing: Path) -> None:
     assert symbols.bytes_of(0xFFFFFFFF81000011) == symbols.bytes_of(0) == 0
 
 
-def test_hidden_addresses_have_no_names(listing: Path) -> None:
-    listing.write_text("0000000000000000 T pipe_read\n0000000000000000 T other\n")
-    symbols = kallsyms.Kallsyms()
-    assert symbols.name(0) == symbols.name(77) == b""
-    assert symbols.bytes_of(0) == 0
-
-
-def test_names_that_cannot_be_read_are_left_out(listing: Path) -> None:
-    listing.unlink()
-    schema = parse(CONF)
-    names = FunctionNames(schema, [(10, schema.events[0])])
-    rows = np.zeros(1, ring_dtype(24 + 32))
-    names.fill(np.array([10]), rows, 24)
-    assert not rows.view(np.uint8).any()
-
-
 @pytest.mark.parametrize("kept", [0, 24])
 def test_names_and_classes_are_filled_in(listing: Path, kept: int) -> None:
     schema = parse(CONF)

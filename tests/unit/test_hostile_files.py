@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import os
-import struct
 import subprocess
 import sys
 import time
@@ -19,18 +18,14 @@ from typing import Any
 import pytest
 
 import tcpkmon
-from tcpkmon.collector.plan.counter_names import check as check_counters
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.base.errors import DamagedError, SchemaError
-from tcpkmon.formats.base.limits import MOST_SUGGESTIONS, MOST_TEXT_BYTES
 from tcpkmon.formats.base.text import quote_spreadsheet
 from tcpkmon.formats.commands.export import command as export
-from tcpkmon.formats.commands.pmgraph import command as pmgraph
 from tcpkmon.formats.klogger.table import LogFormat
 from tcpkmon.formats.pmgraph import terminal
 from tcpkmon.formats.pmgraph.options import Selection
 from tcpkmon.formats.pmgraph.pages import build_pages
-from tcpkmon.formats.psc import lines
 from tcpkmon.formats.schema import field_type, parse
 from tests.unit.klogger_samples import LogMaker, sample_header
 from tests.unit.pmgraph_capture import CLASSIC, Builder, merge, sawtooth
@@ -66,13 +61,6 @@ def refuse(text: str) -> None:
 )
 def test_unknown_names_of_a_schema_take_no_minutes(text: str) -> None:
     within_time(lambda: refuse(text))
-
-
-def test_unknown_counters_get_few_suggestions() -> None:
-    text = "".join(f"counter{n} page_fault{n};" for n in range(1, 2000))
-    found = check_counters(parse(f"arch x86_64 {{ {text} }}").arches)
-    assert len(found) == 1999
-    assert sum("did you mean" in problem.message for problem in found) == MOST_SUGGESTIONS
 
 
 def test_comments_above_a_token_take_no_minutes() -> None:
@@ -121,82 +109,8 @@ def test_a_loss_within_a_microsecond_long_after_the_first_record(tmp_path: Path)
     assert "3 records lost" in draw(builder.write(tmp_path / "late.pm"))
 
 
-class PdpBuilder(Builder):
-    """Its numbers of 4 bytes have the more significant 16 bits first."""
-
-    def header(self) -> bytes:
-        return super().header().replace(struct.pack(">HHI", 5, 8, 0), struct.pack(">HHI", 5, 8, 2))
-
-    def entry(self, row: dict[str, Any]) -> bytes:
-        data = bytearray(super().entry(row))
-        for name, offset, length, _ in self.columns:
-            for at in range(offset, offset + length, 4) if length == 4 or name == "time" else ():
-                data[at : at + 4] = data[at + 2 : at + 4] + data[at : at + 2]
-        return bytes(data)
-
-
 def run(command: Any, *args: object) -> int:
     return cli.run(command, [str(arg) for arg in args], prog="x")
-
-
-def test_pdp_order_with_the_classic_columns(
-    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    texts = []
-    for kind in (Builder, PdpBuilder):
-        builder = kind(columns=CLASSIC)
-        builder.add(0.0, 0, 0, location=224)
-        sawtooth(builder, 1055, 5050, 1, rounds=20)
-        builder.lose(7, 2.0)
-        sawtooth(builder, 1055, 5050, 1, rounds=3, start_s=2.1)
-        builder.add(3.0, 0, 0, location=230)
-        path = builder.write(tmp_path / "same.pm")
-        found = []
-        for args in ([export], [export, "--format", "json"], [pmgraph, "-T"], [pmgraph, "-D"],
-                     [pmgraph, "-T", "-c", "-p", "1055.5050"], [pmgraph, "-M"]):  # fmt: skip
-            run(args[0], path, *args[1:])
-            found.append(capfdbinary.readouterr())
-        run(export, path, "-o", tmp_path / "same.parquet", "--force")
-        found += [capfdbinary.readouterr(), (tmp_path / "same.parquet").read_bytes()]
-        texts.append(found)
-    assert texts[0] == texts[1]
-    assert texts[0][0].out.count(b"\n") == 26
-
-
-def test_memory_that_is_no_number(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    builder = Builder(columns=(*CLASSIC[:-1], ("m_clused", 60, 4, 2)))
-    builder.add(0.1, m_clused=b"x")
-    path = builder.write(tmp_path / "text.pm")
-    assert run(pmgraph, path, "-M") == 1
-    assert "column m_clused holds no numbers" in capfd.readouterr().err
-
-
-def test_gaps_without_times(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    builder = Builder()
-    builder.add(0.1)
-    builder.lose(3, 0.2)
-    builder.add(0.3)
-    path = builder.write(tmp_path / "text.pm")
-    described = struct.pack(">24sHB", b"time", 4, 8), struct.pack(">24sHB", b"time", 4, 7)
-    path.write_bytes(path.read_bytes().replace(*described))
-    assert run(pmgraph, path, "-D") == 1
-    assert "holds no times" in capfd.readouterr().err
-
-
-def test_all_columns_share_the_memory_for_texts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = tuple((f"t{n}", 64 + 255 * n, 255, 2) for n in range(200))
-    builder = Builder(columns=(*CLASSIC, *texts))
-    builder.add(0.1)
-    kept: list[int] = []
-    quoted = lines._quoted
-    monkeypatch.setattr(
-        lines, "_quoted", lambda *args: (kept.append(args[3]), quoted(*args))[1]
-    )
-    run(export, builder.write(tmp_path / "a.pm"), "-o", tmp_path / "texts.csv")
-    assert len(kept) == 200
-    assert MOST_TEXT_BYTES // 4 < sum(255 * 8 * most for most in kept) < MOST_TEXT_BYTES
 
 
 def test_fields_of_a_log_that_overlap() -> None:
@@ -255,6 +169,8 @@ def test_names_of_columns_are_quoted_in_csv(
 
 @pytest.mark.parametrize("text", ["=1+1", "+A1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", " =1", "-",
                                   "\uff1d1", "-1,2"])  # fmt: skip
+
+
 def test_formulas_in_cells(text: str) -> None:
     assert quote_spreadsheet(text).strip('"') == f"'{text}"
 

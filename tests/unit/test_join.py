@@ -192,19 +192,6 @@ def test_packets_at_the_edges_of_batches(tmp_path: Path, monkeypatch: pytest.Mon
     assert len({row["record"] for row in whole}) == 40
 
 
-def test_long_captures_with_pauses(tmp_path: Path) -> None:
-    times = [0, 1500, 4000, 60_000, 3_600_000]
-    records = [sent(ms, 1000 + n, 1) for n, ms in enumerate(times)]
-    packets = [(ms + 0.1, packet(*OUT, 1000 + n, 9000, 1), 1) for n, ms in enumerate(times)]
-    assert pick(rows(tmp_path, records, pcapng(*packets)), "match") == [("record",)] * 5
-
-
-def test_packets_out_of_order_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    packets = pcapng((5000, packet(*OUT, 1, 1), 0), (0.1, packet(*OUT, 1000, 9000, 1000), 1000))
-    rows(tmp_path, SENDS, packets)
-    assert "1 packets stand after much later ones" in capsys.readouterr().err
-
-
 def test_all_other_blocks_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     strange = block(0x0BAD1234, b"who knows?!!")
     simple = block(3, struct.pack("<I", 4) + b"abcd")
@@ -247,16 +234,6 @@ def test_tables_of_all_forms(tmp_path: Path, ending: str) -> None:
     assert table.stat().st_size
 
 
-def test_a_file_without_packets(tmp_path: Path) -> None:
-    for ending in ("parquet", "csv"):
-        write(tmp_path / "a.pm", SENDS)
-        (tmp_path / "in.pcapng").write_bytes(section("x"))
-        table = tmp_path / f"t.{ending}"
-        out = tmp_path / f"{ending}.pcapng"
-        assert join(tmp_path / "a.pm", tmp_path / "in.pcapng", "-o", out, "--table", table) == 0
-        assert out.read_bytes() == section("x") and table.exists()
-
-
 def test_errors_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capture, packets = write(tmp_path / "a.pm", SENDS), tmp_path / "in.pcapng"
     data = pcapng((4.9, packet(*IN, 9000, 2000), 0), (8.99, packet(*IN, 9000, 4000), 0))
@@ -279,35 +256,3 @@ def test_errors_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert join(capture, packets, "-o", tmp_path / "y") == 5
     assert "a block of 1 bytes" in capsys.readouterr().err
     assert not (tmp_path / "y").exists()
-
-
-def test_records_that_are_too_many_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tcpkmon.formats.analysis.beside import window
-
-    records = [received(n / 10, 9000, 1000) for n in range(9)]
-    packets = pcapng((0, packet(*IN, 9000, 1000), 0))
-    monkeypatch.setattr(window, "MOST_BESIDE", 9)
-    assert pick(rows(tmp_path, records, packets), "match") == [("record",)]
-    monkeypatch.setattr(window, "MOST_BESIDE", 8)
-    words = (tmp_path / "a.pm", tmp_path / "in.pcapng", "-o", tmp_path / "x")
-    assert join(*words) == 2
-    assert "more than 8 records" in capsys.readouterr().err and not (tmp_path / "x").exists()
-    # Old records of a connection make room.
-    slow = [received(n * 5000, 9000, 1000) for n in range(30)]
-    assert pick(rows(tmp_path, slow, pcapng((140_000, packet(*IN, 9000, 1000), 0))), "match") == [
-        ("record",)
-    ]
-
-
-def test_packets_with_much_data_make_small_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tcpkmon.formats.packets import reading
-
-    monkeypatch.setattr(reading, "_BATCH_BYTES", 150)
-    assert len({row["record"] for row in rows(tmp_path, SENDS, pcapng(
-        (0.01, packet(*OUT, 1000, 9000, 1000), 1000), (4.9, packet(*IN, 9000, 2000), 0),
-        (5.11, packet(*OUT, 2000, 9000, 2000), 2000), (8.99, packet(*IN, 9000, 4000), 0),
-    ))}) == 4  # fmt: skip

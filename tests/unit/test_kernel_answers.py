@@ -107,23 +107,6 @@ def test_the_next_boot_of_a_kernel_has_the_same_types(kernel: Kernel) -> None:
     assert KernelAnswers().types_key == KernelAnswers().key
 
 
-def test_without_an_id_of_the_boot_nothing_is_known(kernel: Kernel) -> None:
-    kernel.boot.unlink()
-    first = KernelAnswers()
-    ask(first)
-    first.save()
-    assert KernelAnswers().key != first.key
-
-
-def test_an_address_that_is_hidden_is_asked_again(kernel: Kernel) -> None:
-    kernel.symbols.write_text("0000000000000000 t tcp_write_timer\n")
-    first = KernelAnswers()
-    assert first.address_of("tcp_write_timer") == 0
-    first.save()
-    kernel.symbols.write_text(SYMBOLS)
-    assert KernelAnswers().address_of("tcp_write_timer") == 0xFFFFFFFF81000010
-
-
 @pytest.mark.parametrize("text", ["", "[1", "17", '{"FUNC x": 1', "\xff"])
 def test_damaged_answers_are_ignored(kernel: Kernel, text: str) -> None:
     first = KernelAnswers()

@@ -31,15 +31,6 @@ def test_names_come_from_code_in_order_and_not_from_strings() -> None:
     ]
 
 
-def test_only_what_is_named_is_defined() -> None:
-    header = made_for("struct sock_common *skc; struct missing *m;")
-    assert "#define HAVE_struct_sock_common 1" in header
-    assert "struct sock_common {" in header
-    assert "struct sock {" not in header
-    assert "struct missing;" in header
-    assert "HAVE_struct_missing" not in header
-
-
 def test_words_of_a_comment_are_no_types() -> None:
     header = made_for("/* a struct for each, a struct sock_common here */ int x;")
     assert "struct for" not in header
@@ -93,24 +84,6 @@ def test_a_named_struct_within_is_itself_and_stands_first() -> None:
     assert header.count("struct sock {") == 1
 
 
-def test_pointers_are_declared_before_use() -> None:
-    header = made_for("struct sock;")
-    assert header.index("struct net;") < header.index("struct sock {")
-    assert header.index("struct unknown;") < header.index("struct sock {")
-
-
-def test_a_name_with_another_tag_in_the_text_is_no_struct() -> None:
-    header = made_for("struct sock *sk; enum net { A };")
-    assert "void *sk_net;" in header
-    assert "struct net" not in header
-
-
-def test_a_member_named_as_a_keyword_is_left_out() -> None:
-    header = made_for("struct sock;")
-    assert "HAVE_sock_int" not in header
-    assert "u32 int;" not in header
-
-
 def test_bitfields_are_macros() -> None:
     header = made_for("struct sock;")
     # 9 bits from bit 420: bits 4..12 of the 16 at byte 52.
@@ -162,15 +135,6 @@ def test_an_enum_without_a_name_is_found_by_a_constant() -> None:
     assert "#define HAVE_FOUR 1" in header
     for absent in ("TWO", "HAVE_ONE", "FIVE"):
         assert absent not in header
-
-
-def test_a_constant_of_two_enums_is_declared_once() -> None:
-    made = Builder()
-    made.enum("first", {"SAME": 1})
-    made.enum("second", {"SAME": 2, "OTHER": 3})
-    header = kernel_types.make(Btf(made.data()), "enum first a; enum second b;")
-    assert header.count("SAME = ") == 1
-    assert "\tOTHER = 3," in header
 
 
 def test_a_struct_within_itself_is_damage() -> None:

@@ -16,6 +16,7 @@ from tcpkmon.formats.klogger.clock import LogClock, Moment, parse_time
 from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.klogger.merge import merge_logs
 from tcpkmon.formats.klogger.reader import LogReader
+from tests.full import examples
 from tests.unit.klogger_samples import CLOCK, LogMaker
 
 SECOND = 1_000_000_000
@@ -115,13 +116,6 @@ def test_events_and_times(log: Path) -> None:
     assert serials(log, since=parse_time("1732200000.000007", "epoch"), clock="epoch") == [7, 8]
 
 
-def test_fractions_of_a_second() -> None:
-    texts = ("2024-11-21T14:40:00.5Z", "2024-11-21 14:40:00.500000999", "1732200000.5")
-    for text in texts:
-        assert parse_time(text, "epoch") == Moment(CLOCK[1] + SECOND // 2, True)
-    assert parse_time("-0.5", "rel") == Moment(-SECOND // 2, False)
-
-
 @pytest.mark.parametrize("text", ["yesterday", "", "nan", "1e40", "12:00"])
 @pytest.mark.parametrize("clock", ["mono", "iso", "epoch", "rel"])
 def test_what_is_no_time_is_refused(text: str, clock: str) -> None:
@@ -172,7 +166,7 @@ def make_logs(folder: Path, times: list[list[int]], per_dump: int = 5) -> list[L
     return readers
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30))
 @given(
     st.lists(st.lists(st.integers(0, 10_000), max_size=30), min_size=1, max_size=4),
     st.integers(1, 7),
@@ -197,12 +191,6 @@ def test_merged_logs_are_in_time_order_and_whole(
     for cpu in range(len(times)):
         assert [pid for _, one, pid in found if one == cpu] == list(range(len(times[cpu])))
     assert all(not reader.damage and not reader.losses.lost for reader in readers)
-
-
-def test_records_that_nesting_put_out_of_order_are_put_in_order(tmp_path: Path) -> None:
-    readers = make_logs(tmp_path, [[10, 50, 30, 40, 60], [35, 45, 70]], per_dump=2)
-    times = [int(t) for batch in merge_logs(readers, 2) for t in batch.times_ns]
-    assert times == sorted(times)
 
 
 def test_times_that_do_not_rise_at_all_still_come_out(tmp_path: Path) -> None:

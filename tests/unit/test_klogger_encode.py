@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tcpkmon.formats.base.errors import DamagedError, UsageError
+from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.limits import MOST_DUMP_BYTES
 from tcpkmon.formats.klogger.describe import (
     IN_HEAD,
@@ -130,11 +130,6 @@ def test_a_header_says_where_each_field_stands() -> None:
     assert header["schema"].count("\nevent ") == len(events)
 
 
-def test_a_header_is_refused_if_no_reader_could_take_it() -> None:
-    with pytest.raises(DamagedError, match="same number"):
-        encode_preamble({**sample_header(), "events": sample_header()["events"][:1] * 2})
-
-
 def plain_records(
     numbers: list[int], payloads: list[bytes], serials: list[int], sizes: Any
 ) -> bytes:
@@ -178,24 +173,6 @@ def test_packing_is_what_the_plain_model_gives(data: st.DataObject) -> None:
     assert packed.numbers.tolist() == numbers
     assert packed.body.tobytes() == plain_records(numbers, payloads, serials, sizes)
     assert packed.first_serial == (5 if numbers else 0)
-
-
-def test_rows_without_padding_are_padded_and_shorter_ones_refused() -> None:
-    sizes = np.full(256, -1, np.int64)
-    sizes[40] = 16
-    ones = np.ones(1, np.uint64)
-    rows = np.frombuffer(b"h" * 24 + b"p" * 12, "V36")
-    assert pack_records(np.array([40]), rows, ones, ones, sizes).body.tobytes()[24:] == (
-        b"p" * 12 + b"\0" * 4
-    )
-    with pytest.raises(UsageError, match="too short"):
-        pack_records(np.array([40]), rows, ones, ones, sizes, 28)
-    with pytest.raises(UsageError, match="no event has the number 41"):
-        pack_records(np.array([41]), rows, ones, ones, sizes)
-    with pytest.raises(UsageError, match="no event has the number 300"):
-        pack_records(np.array([300]), rows, ones, ones, sizes)
-    with pytest.raises(UsageError, match="differ in length"):
-        pack_records(np.array([40]), rows, ones[:0], ones, sizes)
 
 
 def test_values_of_events_made_by_hand() -> None:

@@ -7,23 +7,16 @@ import csv
 import io
 import json
 import shutil
-import struct
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.export.forms import FORMS
-from tcpkmon.formats.klogger.choose import ALL, Choice, parse_condition
-from tcpkmon.formats.klogger.lines import perl_text
+from tcpkmon.formats.klogger.choose import ALL, Choice
 from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.klogger.reader import LogReader
-from tests.unit.klogger_samples import LogMaker, sample_header, write_big_endian
+from tests.unit.klogger_samples import LogMaker
 
 HOWTO_SCHEDOUT = """{
     header => {
@@ -159,14 +152,6 @@ def test_no_control_character_of_a_file_is_printed(tmp_path: Path, form: str) ->
         assert text.isascii()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=5)
-@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=40), min_size=20, max_size=60))
-def test_perl_evaluates_any_text_to_itself(tmp_path: Path, texts: list[str]) -> None:
-    listed = "".join(f'"{perl_text(text)}",\n' for text in texts)
-    found: list[Any] = run_perl(f"[{listed}]", tmp_path)
-    assert found == texts
-
-
 def test_names_that_a_hostile_header_gives_are_quoted(tmp_path: Path) -> None:
     maker = LogMaker("event EVIL { int pid }")
     for event in maker.header["events"]:
@@ -200,47 +185,6 @@ def test_csv_is_one_table_of_all_events(tmp_path: Path) -> None:
     assert decode([log], "csv", Choice(("C",))).splitlines()[0] == "type,serial,timestamp,cpu"
 
 
-def test_several_logs_say_whose_cpu(tmp_path: Path) -> None:
-    logs = [
-        LogMaker(cpu=cpu).add("SCHEDOUT", {"pid": cpu}).write(tmp_path / f"log{cpu}")
-        for cpu in (0, 3)
-    ]
-    events = run_perl(decode(logs, "perl", Choice(("SCHEDOUT",))), tmp_path)
-    assert [event["header"]["cpu"] for event in events] == ["0", "3"]
-    assert "cpu" not in run_perl(decode(logs[:1], "perl"), tmp_path)[0]["header"]
-
-
-def test_an_empty_choice_is_an_empty_array(tmp_path: Path) -> None:
-    log = LogMaker().add("EMPTY").write(tmp_path / "log")
-    assert run_perl(decode([log], "perl", Choice(("SCHEDOUT",))), tmp_path) == []
-    assert decode([log], "json", Choice(("SCHEDOUT",))) == ""
-
-
-def test_many_events_of_all_kinds_keep_their_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tcpkmon.formats.klogger.lines._PAGE_BYTES", 5000)
-    maker = LogMaker()
-    names = ["SCHEDOUT", "COUNTED", "EMPTY", "EVERY"]
-    for number in range(400):
-        maker.add(names[number * number % 7 % 4])
-    text = decode([maker.write(tmp_path / "log")], "json")
-    heads = [json.loads(line)["header"] for line in text.splitlines()]
-    assert [head["serial"] for head in heads] == list(range(1, 403))
-    types = [head["type"] for head in heads[1:-1]]
-    assert types == [names[number * number % 7 % 4] for number in range(400)]
-
-
-def test_a_table_without_pyarrow_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    log = LogMaker().add("EMPTY").write(tmp_path / "log")
-    assert decode([log], "json", Choice(conditions=(parse_condition("text!=x"),))) == ""
-    with pytest.raises(UsageError, match=r"scripts/setup"):
-        FORMS["parquet"](Logs([LogReader(log)]), tmp_path / "tables", False)
-
-
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
@@ -269,21 +213,3 @@ def test_times_as_text(tmp_path: Path, kind: str, expected: list[str]) -> None:
     log = maker.write(tmp_path / "log")
     rows = csv.DictReader(decode([log], "csv", Choice(("EMPTY",)), clock=kind).splitlines())
     assert [row["timestamp"] for row in rows] == expected
-
-
-def test_values_of_a_big_endian_machine(tmp_path: Path) -> None:
-    header = sample_header("""
-        enum policy { BATCH = -3 }
-        event IT { int a; ulonglong b; policy how; ushort port; ushort net; string8 text }
-    """)
-    [event] = [event for event in header["events"] if event["name"] == "IT"]
-    next(field for field in event["fields"] if field["name"] == "port")["network"] = True
-    payload = struct.pack(">i4xQiHH8s", -3, 1 << 63, -3, 80, 81, b"ab\0x")
-    log = write_big_endian(tmp_path / "log", header, "IT", payload)
-    [line] = decode([log], "json", Choice(("IT",))).splitlines()
-    assert json.loads(line) == {
-        "header": {"type": "IT", "serial": 2, "timestamp": 1 << 40, "cpu": 0},
-        "a": -3, "b": 1 << 63, "how": "BATCH", "port": 80, "net": 81, "text": "ab",
-    }  # fmt: skip
-
-

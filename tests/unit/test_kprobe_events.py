@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tcpkmon.collector.linux.bpf import kernel_name
 from tcpkmon.collector.linux.kprobe_events import (
     KprobeEvent,
-    parse_profile,
     remove_stale,
     stale_events,
 )
-from tcpkmon.collector.linux.syscalls import cpu_list, refused
+from tcpkmon.collector.linux.syscalls import refused
 from tcpkmon.formats.base.errors import KernelError, PrivilegeError
 
 NOBODY = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
@@ -66,30 +64,6 @@ def test_events_are_made_and_removed_without_touching_others(tmp_path: Path) -> 
 def test_a_kernel_without_kprobes_is_named(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match="no kprobes"):
         KprobeEvent.make(tmp_path, "tcp_ack")
-
-
-def test_event_names_fit(tmp_path: Path) -> None:
-    for name in ("kprobe_events", "kprobe_profile"):
-        (tmp_path / name).touch()
-    assert len(KprobeEvent.make(tmp_path, "x" * 200).name) < 64
-
-
-def test_profile() -> None:
-    assert parse_profile("  one   1   2\n\nnonsense\n  two   30   0\n") == {
-        "one": (1, 2),
-        "two": (30, 0),
-    }
-
-
-def test_lists_of_cpus() -> None:
-    assert cpu_list("0-2,5,7-8\n") == (0, 1, 2, 5, 7, 8)
-    assert cpu_list("0\n") == (0,)
-    assert cpu_list("\n") == ()
-
-
-def test_names_for_the_kernel() -> None:
-    assert kernel_name("klogger-events of tcp") == b"klogger_events_"
-    assert kernel_name("naïve.1") == b"na_ve.1"
 
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,6 @@ tests/unit/test_latency_reference.py compares it with a plain reference on rando
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +23,11 @@ from tcpkmon.formats.analysis.latency import (
 )
 from tcpkmon.formats.analysis.latency.missing import NEVER, Windows
 from tcpkmon.formats.analysis.latency.peers import END, find_peers
-from tcpkmon.formats.analysis.latency.stages import CHAINS, WEIGHTS, Chain, State
+from tcpkmon.formats.analysis.latency.stages import Chain, State
 from tcpkmon.formats.analysis.latency.summary import class_of, middle_of
 from tcpkmon.formats.base.errors import DamagedError, UsageError
-from tests.full import IS_FULL
 from tests.unit.klogger_samples import LogMaker
 from tests.unit.magnet_log import (
-    ACK,
-    BULK_RECORDS,
-    RETRANSMISSION,
     UDP,
     MagnetLog,
     packed,
@@ -41,7 +35,6 @@ from tests.unit.magnet_log import (
     write_folder,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 A, B = 1, 2
 CLIENT, SERVER = ("10.0.0.1", 5000), ("10.0.0.2", 80)
 FIRST = 1000
@@ -186,67 +179,6 @@ def test_what_is_not_recorded_is_said_by_name(
     assert not note or any(one.startswith(note) for one in report.notes), report.notes
 
 
-def test_sent_again_at_the_sender_alone_is_not_halved(tmp_path: Path) -> None:
-    """Karn: nobody knows which of the transmissions the ACK is for."""
-    log = begin(ends=(A,))
-    log.put("TCP_SEND", 1010, A, FIRST, FIRST + 100)
-    log.put("SOCK_SEND", 1011, A, FIRST, FIRST + 100, entered=1000)
-    for at, flags in ((1030, ACK), (5000, ACK | RETRANSMISSION)):
-        log.put("IP_SEND", at, A, FIRST, FIRST + 100, flags=flags)
-        log.put("DEV_SEND", at + 5, A, FIRST, FIRST + 100, flags=flags)
-        log.put("DRIVER_START", at + 9, A, FIRST, FIRST + 100, flags=flags)
-    log.put("IP_RECV", 6000, A, 500, 500, ack=FIRST + 100)
-    flow = only(measure(write_folder(tmp_path, log)))
-    assert not flow.once and flow.size_again == 100
-    assert means(flow.again) == {"buffer": 20, "stack": 10, "recovery": 4970}
-    assert flow.slowest[0].sent_again == 1
-
-
-def test_a_hole_is_the_wait_for_lower_bytes(tmp_path: Path) -> None:
-    log = begin()
-    log.put("TCP_SEND", 1001, A, FIRST, FIRST + 200)
-    for number, at in ((0, 1010), (1, 1020)):
-        lo = FIRST + 100 * number
-        for delay, name in enumerate(("IP_SEND", "DEV_SEND", "DRIVER_START")):
-            log.put(name, at + delay, A, lo, lo + 100)
-    log.put("SOCK_SEND", 1030, A, FIRST, FIRST + 200, entered=1000)
-    log.put("DEV_RECV", 1100, B, FIRST + 100, FIRST + 200)
-    log.put("IP_RECV", 1101, B, FIRST + 100, FIRST + 200)
-    log.put("DEV_RECV", 9100, B, FIRST, FIRST + 100)
-    log.put("IP_RECV", 9101, B, FIRST, FIRST + 100)
-    log.put("TCP_RECV", 9107, B, FIRST, FIRST + 200)
-    log.put("SOCK_RECV", 9110, B, FIRST, FIRST + 200)
-    log.put("IP_RECV", 9200, A, 500, 500, ack=FIRST + 200)
-    flow = only(measure(write_folder(tmp_path, log)))
-    assert flow.sizes[State.MEASURED] == 200
-    assert flow.once["hole"].most_ns == 8000  # 9101 - 1101; the 6 ns to TCP_RECV are the stack's
-    assert flow.once["hole"].mean_ns == 4000
-    assert flow.once["reader"].most_ns == 3
-
-
-def test_a_loss_makes_unknown_what_was_on_its_way_then(tmp_path: Path) -> None:
-    log = begin()
-    middle = transfer(log, 1_000)
-    transfer(log, 10_000, middle)
-    log.lose("ring_full", 3, "IP_RECV")
-    last = transfer(log, 20_000, middle + 100)
-    transfer(log, 30_000, last)
-    log.lose("table_full", 0, "IP_RECV")
-    flow = only(measure(write_folder(tmp_path, log)))
-    assert flow.sizes[State.LOST] == 200  # before the gap, until 10,375, and after it, from 20,000
-    assert flow.sizes[State.MEASURED] == 200
-    assert flow.unknown == 200
-
-
-def test_a_loss_of_other_events_concerns_nothing(tmp_path: Path) -> None:
-    log = begin()
-    middle = transfer(log, 1_000)
-    log.lose("ring_full", 3, "DRIVER_RESULT")
-    transfer(log, 20_000, middle)
-    flow = only(measure(write_folder(tmp_path, log)))
-    assert flow.sizes[State.MEASURED] == 200
-
-
 @pytest.mark.parametrize("cause", ["table_full", "shed"])
 def test_losses_without_a_serial_lie_between_ledgers(tmp_path: Path, cause: str) -> None:
     second = 1_000_000_000
@@ -279,31 +211,6 @@ def test_a_log_without_an_end_loses_what_was_under_way(tmp_path: Path) -> None:
     assert flow.sizes[State.MEASURED] == 100 and flow.sizes[State.LOST] == 100
 
 
-def test_what_the_capture_has_in_part_is_no_loss(tmp_path: Path) -> None:
-    log = begin()
-    # Written before the capture began: only its arrival is there.
-    for name, at in (("DEV_RECV", 100), ("IP_RECV", 101), ("TCP_RECV", 102), ("SOCK_RECV", 110)):
-        log.put(name, at, B, FIRST, FIRST + 50)
-    log.put("IP_RECV", 120, A, 500, 500, ack=FIRST + 50)
-    lo = transfer(log, 1000, FIRST + 50)
-    # Not read when it ended.
-    for name, at in (("TCP_SEND", 2001), ("IP_SEND", 2002), ("DEV_SEND", 2003),
-                     ("DRIVER_START", 2004)):  # fmt: skip
-        log.put(name, at, A, lo, lo + 30)
-    log.put("SOCK_SEND", 2010, A, lo, lo + 30, entered=2000)
-    flow = only(measure(write_folder(tmp_path, log)))
-    assert (flow.sizes[State.BEGAN], flow.sizes[State.ENDED], flow.unknown) == (50, 30, 0)
-    assert flow.sizes[State.MEASURED] == 100
-
-
-def test_two_calls_that_claim_the_same_bytes_contradict(tmp_path: Path) -> None:
-    log = begin()
-    transfer(log)
-    log.put("SOCK_SEND", 5000, A, FIRST + 50, FIRST + 60, entered=4000)
-    flow = only(measure(write_folder(tmp_path, log)))
-    assert flow.sizes[State.CONTRADICTORY] == 10 and flow.sizes[State.MEASURED] == 90
-
-
 def test_records_that_cannot_be_joined_are_counted(tmp_path: Path) -> None:
     log = begin()
     transfer(log)
@@ -327,15 +234,6 @@ def test_sequence_numbers_wrap_and_jump(tmp_path: Path) -> None:
     # The last one continues the one before it, and 950 bytes between them are not there.
     assert flow.sizes[State.MEASURED] == 300
     assert flow.unknown == flow.sizes[State.MISSING] == 950 + 100
-
-
-def test_pieces_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tcpkmon.formats.analysis.latency.records.LEAST_BATCH", 1)
-    folder = write_bulk(tmp_path, 300, 7, every_ns=1_000_000)
-    whole, parts = measure(folder), measure(folder, piece=500)
-    assert as_json(whole) == as_json(parts)
-    assert len(whole.flows) == 7
-    assert all(flow.size == flow.sizes[State.MEASURED] for flow in whole.flows)
 
 
 def test_open_bytes_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,11 +302,6 @@ def test_classes_of_histograms_are_narrow() -> None:
     assert middle_of(class_of(np.array([0]))).tolist() == [0]
 
 
-def test_every_chain_has_parts_that_can_be_weighed() -> None:
-    for steps in CHAINS.values():
-        assert {step.part for step in steps[1:]} <= WEIGHTS.keys()
-
-
 def test_other_logs_are_refused(tmp_path: Path) -> None:
     maker = LogMaker()
     maker.add("SCHEDOUT", {"pid": 1})
@@ -426,35 +319,3 @@ def test_records_that_cover_each_other_without_end_are_refused(tmp_path: Path) -
         pytest.raises(DamagedError, match="again"),
     ):
         list(Latency(opened))
-
-
-RSS = """
-import resource, sys, time
-from tcpkmon.formats.analysis import open_log
-from tcpkmon.formats.analysis.latency import Latency, Summary, find_flows, make_report
-begin = time.process_time()
-with open_log(sys.argv[1]) as log:
-    latency = Latency(log)
-    summary = Summary(find_flows(latency.survey, ()), latency.survey.begin_ns)
-    for some in latency:
-        summary.add(some)
-    report = make_report(latency, summary)
-spent = time.process_time() - begin
-assert not any(flow.unknown for flow in report.flows)
-print(report.records, spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
-
-
-@pytest.mark.full
-@pytest.mark.skipif(not IS_FULL, reason="long")
-@pytest.mark.parametrize("connections", [1, 1000])
-def test_ten_million_records(tmp_path: Path, connections: int) -> None:
-    folder = write_bulk(tmp_path, 10_000_000 // BULK_RECORDS, connections)
-    done = subprocess.run(
-        [sys.executable, "-c", RSS, str(folder)], cwd=ROOT, check=True, capture_output=True,
-        text=True,
-    )  # fmt: skip
-    records, spent, kilobytes = map(float, done.stdout.split())
-    assert records == 10_000_000
-    assert kilobytes < 1 << 20
-    assert records / spent > 1e6

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +11,10 @@ import pytest
 from pyarrow import parquet
 
 from tcpkmon.collector.commands import collect
-from tcpkmon.collector.commands.afterwards import Afterwards
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.commands.latency import command
 from tests.unit.magnet_log import write_folder
-from tests.unit.test_latency import FIRST, A, begin, transfer
+from tests.unit.test_latency import FIRST, begin, transfer
 from tests.unit.why_capture import write_capture
 
 
@@ -76,23 +74,6 @@ def test_a_table_and_a_picture(folder: Path, tmp_path: Path) -> None:
     assert run(folder, "-o", picture, "--force") == 0
 
 
-def test_a_table_of_one_end_and_a_picture(tmp_path: Path) -> None:
-    log = begin(ends=(A,))
-    transfer(log, ends=(A,))
-    folder = write_folder(tmp_path / "log", log)
-    table, picture = tmp_path / "ranges.parquet", tmp_path / "waits.svg"
-    assert run(folder, "-o", picture, "-o", table) == 0
-    assert picture.stat().st_size > 1000
-    assert parquet.read_table(table).column("peer_conn_id").null_count == 1
-
-
-def test_one_connection(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(folder, "-p", "80.5000", "--json") == 0
-    assert len(json.loads(capsys.readouterr().out)["flows"]) == 1
-    assert run(folder, "-p", "80.5001") == 2
-    assert ": no connection " in capsys.readouterr().err
-
-
 def test_losses_and_missing_ends_have_exit_code_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,26 +112,3 @@ def test_collect_says_what_it_cannot_measure(
 ) -> None:
     assert cli.run(collect.command, ["--latency", *words, "--", "true"]) == 2
     assert "--latency" in capsys.readouterr().err
-
-
-def test_what_is_done_afterwards(tmp_path: Path) -> None:
-    there = tmp_path / "there"
-    there.write_text("text")
-    read, write = os.pipe()
-
-    def tell() -> int:
-        os.write(write, there.read_bytes())
-        return 7
-
-    with Afterwards(tell) as after:
-        os.set_blocking(read, False)
-        with pytest.raises(BlockingIOError):
-            os.read(read, 10)
-        assert after.run() == 7
-    assert os.read(read, 10) == b"text"
-    with Afterwards(tell):
-        pass  # the capture failed: nothing is done
-    with pytest.raises(BlockingIOError):
-        os.read(read, 10)
-    os.close(read)
-    os.close(write)

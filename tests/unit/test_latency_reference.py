@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tcpkmon.formats.analysis import open_log
 from tcpkmon.formats.analysis.latency import Latency
 from tcpkmon.formats.analysis.latency.stages import State
-from tests.full import IS_FULL
+from tests.full import examples
 from tests.unit.latency_reference import RECEIVER, SENDER, Answer, Traffic, explain, make_traffic
 
 
@@ -56,7 +56,7 @@ def compare(traffic: Traffic, piece: int) -> None:
         assert ours == wanted, f"byte {byte}"
 
 
-EXAMPLES = 25 if IS_FULL else 10
+EXAMPLES = examples(25)
 ENDS = st.sampled_from([(SENDER, RECEIVER), (SENDER, RECEIVER), (SENDER,), (RECEIVER,)])
 
 

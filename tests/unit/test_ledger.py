@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tcpkmon.collector.ring.points import ACCOUNT, COUNTERS, ROWS
-from tcpkmon.collector.writer.ledger import Books, reserve_bytes
+from tcpkmon.collector.writer.ledger import Books
 from tcpkmon.collector.writer.written import Written
 from tcpkmon.formats.base.control import (
     EXISTING,
@@ -75,12 +75,6 @@ def test_every_count_is_in_its_entry(books: Books, written: Written) -> None:
     assert [e for e in group if isinstance(e, Program)] == list(books.programs.values())
 
 
-def test_nothing_to_tell_is_nothing(written: Written) -> None:
-    books = Books(np.zeros((4, ROWS), ACCOUNT), np.zeros(4, np.uint64))
-    assert books.checkpoint(Written()) == [Checkpoint(0, 0, 0, 0, 0)]
-    assert books.totals(Written()).lost == 0
-
-
 def test_totals_are_the_sums(books: Books, written: Written) -> None:
     totals = books.totals(written)
     ledger = make_ledger()
@@ -102,8 +96,3 @@ def test_totals_are_the_sums(books: Books, written: Written) -> None:
         "missed by a program": 7,
     }
     assert totals.lost == sum(totals.by_cause.values())
-
-
-def test_the_reserve_holds_a_last_checkpoint(books: Books, written: Written) -> None:
-    entries = len(books.checkpoint(written)) + 4
-    assert entries * 96 <= reserve_bytes(2, 5, 96)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tcpkmon.formats.base.byteorder import Endian
 from tcpkmon.formats.base.errors import TcpkmonError
 from tcpkmon.formats.lines import (
     Cell,
@@ -36,9 +35,7 @@ from tests.fuzz.line_cases import (
     text_by_hand,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 NUMBER = Cell("", Kind.NUMBER, 0, 4)
-
 
 
 def test_lines_are_those_written_one_value_at_a_time() -> None:
@@ -74,20 +71,6 @@ def test_without_such_a_library_nothing_is_written(monkeypatch: Any, tmp_path: P
         with pytest.raises(TcpkmonError, match=r"_lines.*text cannot be written") as raised:
             native.find_library.__wrapped__()
         assert raised.value.hint and len(raised.value.lines()) == 1
-
-
-def test_texts_are_asked_for_once_each() -> None:
-    asked: list[bytes] = []
-
-    def text(value: bytes) -> str:
-        asked.append(value)
-        return value.decode()
-
-    plan = Plan([Cell("", Kind.TEXT, 0, 2, text=text)], ";", 2)
-    data = np.frombuffer(b"aabbaaccbb" * 500, np.uint8)
-    writer = native.Writer([plan])
-    assert b"".join(writer.write(Rows(data, 2500))) == b"aa;bb;aa;cc;bb;" * 500
-    assert sorted(asked) == [b"aa", b"bb", b"cc"]
 
 
 def test_texts_of_a_file_without_end_do_not_fill_the_memory(monkeypatch: Any) -> None:
@@ -159,32 +142,6 @@ def test_rows_are_arrays_of_the_right_kind() -> None:
             Rows(*wrong)  # type: ignore[arg-type]
 
 
-def test_rows_that_need_more_columns_beside_them_are_refused() -> None:
-    plan = Plan([Cell("", Kind.NUMBER, 1, source=Source.SIDE)], "", 4)
-    with pytest.raises(ValueError, match="wrong kind"):
-        native.Writer([plan]).write(Rows(np.zeros(4, np.uint8), 1, sides=[np.zeros(1, np.int64)]))
-
-
-def test_rows_may_have_no_bytes() -> None:
-    plans = [
-        Plan([Cell("<", Kind.NUMBER, 0, source=Source.SIDE)], ">", 0),
-        Plan([Cell("", Kind.HEX, 1, 1)], ";", 2),
-    ]
-    sides = [np.array([2**64 - 1, 5, 6], np.uint64)]
-    places = np.array([4, 2, 0], np.int64)
-    numbers = np.array([0, 1, 0], np.uint16)
-    rows = Rows(np.arange(4, dtype=np.uint8), 3, places, numbers, sides)
-    assert b"".join(native.Writer(plans).write(rows)) == b"<18446744073709551615>03;<6>"
-
-
-def test_a_line_that_fits_no_memory_is_told(monkeypatch: Any) -> None:
-    monkeypatch.setattr(native, "_LINE_MAX", 1000)
-    monkeypatch.setattr(native, "_OUT_BYTES", 100)
-    writer = native.Writer([Plan([Cell("x" * 1000, Kind.NUMBER, 0, 4)], "", 4)])
-    with pytest.raises(TcpkmonError, match="too long"):
-        writer.write(Rows(np.zeros(4, np.uint8), 1))
-
-
 def test_numbers_of_all_sizes_follow_each_other() -> None:
     """What is written anew of a number depends on the one before it."""
     ends = [10**digits + more for digits in range(20) for more in (-1, 0, 9999, 12345)]
@@ -194,12 +151,6 @@ def test_numbers_of_all_sizes_follow_each_other() -> None:
     writer = native.Writer([Plan([Cell("", Kind.NUMBER, 0, 8)], "\n", 16)])
     text = b"".join(writer.write(Rows(data, len(pairs))))
     assert text.decode().split() == list(map(str, pairs))
-
-
-def test_order_of_bytes_of_ports() -> None:
-    cells = [Cell("", Kind.NUMBER, 0, 2, order) for order in Endian]
-    data = np.array([1, 2, 0], np.uint8)
-    assert b"".join(native.Writer([Plan(cells, "", 3)]).write(Rows(data, 1))) == b"513258513"
 
 
 def test_pages_are_written_in_their_order_in_memory_used_again() -> None:

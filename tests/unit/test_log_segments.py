@@ -20,7 +20,6 @@ from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.base.segments import find_segments
 from tcpkmon.formats.commands.decode import command as decode
-from tcpkmon.formats.commands.export import command as export
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import repair_folder, verify_log
 from tests.unit.makers import CPUS, LogMaker, make_logs
@@ -48,14 +47,6 @@ def test_a_chain_adds_up_and_is_read_as_one_log(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]
     assert [line["name"] for line in lines] == [path.name for path in paths]
     assert {(line["records"], line["lost"]) for line in lines} == {(40 * CPUS, 0)}
-
-
-def test_serials_go_on_over_the_segments(tmp_path: Path) -> None:
-    make_logs(tmp_path / "out", segments=3, count=9)
-    with open_log(tmp_path / "out") as log:
-        for cpu, reader in enumerate(log.readers):
-            serials = [int(n) for batch in reader.batches() for n in batch.serials]
-            assert serials == list(range(1, len(serials) + 1)), cpu
 
 
 def test_readers_count_losses_of_a_segment_and_of_all(tmp_path: Path) -> None:
@@ -140,22 +131,6 @@ def test_a_log_that_is_not_there_is_said_by_readers(tmp_path: Path) -> None:
     assert len(pings(folder)) == 3 * 10
 
 
-@pytest.mark.parametrize("which", [0, 1, 2])
-@pytest.mark.parametrize("cpus", [[0], [0, 1]])
-def test_a_segment_that_cannot_be_read_is_left_out(
-    tmp_path: Path, which: int, cpus: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "out"
-    paths = make_logs(folder, segments=3, count=10)
-    for cpu in cpus:
-        (paths[which] / f"kernlog.dump.cpu{cpu}").write_bytes(b"")
-    with tcpkmon.open(folder) as reader:
-        assert reader.damaged and any("left out" in text for text in reader.warnings)
-    assert len(pings(folder)) == (3 * CPUS - len(cpus)) * 10
-    assert run(decode, [str(folder), "--merge"], prog="decode") == 5
-    assert f"{paths[which].name}/kernlog.dump.cpu0: left out" in capsys.readouterr().err
-
-
 def test_a_segment_of_another_run_in_its_place_is_said(tmp_path: Path) -> None:
     paths = make_logs(tmp_path / "out", count=50)
     others = make_logs(tmp_path / "other", count=51)
@@ -177,13 +152,6 @@ def test_segments_by_name_are_one_log(tmp_path: Path, capsysbinary: pytest.Captu
     with open_log(*paths[:2]) as log:
         assert sum(1 for event in log.choose("PING")) == 2 * 10 * CPUS
         assert any("another file follows" in text for text in log.problems)
-
-
-def test_a_folder_is_exported(tmp_path: Path, capsysbinary: pytest.CaptureFixture) -> None:
-    make_logs(tmp_path / "out", segments=3, count=10)
-    assert run(export, [str(tmp_path / "out"), "--format", "json"], prog="export") == 0
-    text = capsysbinary.readouterr().out
-    assert text.count(b"PING") >= 3 * 10 * CPUS
 
 
 def test_a_pause_and_what_is_off_go_on(tmp_path: Path) -> None:
@@ -257,10 +225,3 @@ def test_a_killed_capture_has_an_unknown_tail_and_is_repaired(tmp_path: Path) ->
     chain, _ = verify(folder)
     assert chain.tail_unknown and not chain.problems, whats(chain)
     assert chain.totals.in_file == 20 * CPUS
-
-
-def test_a_folder_with_psc_files_has_no_events(tmp_path: Path) -> None:
-    from tests.unit.makers import make
-
-    make(tmp_path / "out", segments=2)
-    assert run(decode, [str(tmp_path / "out")], prog="decode") == 2

@@ -14,21 +14,17 @@ import pytest
 from tcpkmon.collector.plan.event_layout import lay_out, ring_dtype
 from tcpkmon.collector.plan.schema_sources import find_sources
 from tcpkmon.collector.ring.batch import Batch
-from tcpkmon.collector.ring.points import ACCOUNT
 from tcpkmon.collector.sequencer.buffer_pool import Pool
 from tcpkmon.collector.sequencer.sequencer import FOREVER_NS, Queues
-from tcpkmon.collector.writer.base_events import ledger_notes
 from tcpkmon.collector.writer.codec import File
 from tcpkmon.collector.writer.file_sink import Calls, FileSink
 from tcpkmon.collector.writer.klogger_codec import KloggerCodec, LogState
-from tcpkmon.collector.writer.ledger import Books
 from tcpkmon.collector.writer.log_batch import LogBatch
 from tcpkmon.collector.writer.log_folder import LogFolder
 from tcpkmon.collector.writer.note import FIRST_CPU, Note
 from tcpkmon.collector.writer.output_file import Owner
 from tcpkmon.collector.writer.writer import Writer
-from tcpkmon.collector.writer.written import Written
-from tcpkmon.formats.base.control import Change, Clock, LossCause
+from tcpkmon.formats.base.control import Change, Clock
 from tcpkmon.formats.base.errors import FileError, UsageError
 from tcpkmon.formats.base.limits import MOST_DUMP_BYTES
 from tcpkmon.formats.klogger.describe import describe_event, make_header
@@ -132,28 +128,6 @@ def test_serials_run_through_records_and_base_events_and_gaps_stay(log):
     assert log.writer.written.in_file == Counter({(0, log.number): 4})
 
 
-def test_a_dump_tells_when_the_one_before_was_written(log):
-    log.writer.write(*log.batch((0, [1, 2])))
-    log.writer.write(*log.batch((0, [3])))
-    log.writer.close()
-    told = [
-        (int(dump.times_ns[0]), *dump.rows("DUMP_BEGIN")[["wrote_from", "wrote_until"]][0].tolist())
-        for dump in LogReader(log.path(0)).batches(MOST_DUMP_BYTES, MOST_DUMP_BYTES)
-    ]
-    assert told[0][1:] == (0, 0)
-    (_, _, _), *later = told
-    assert len(later) >= 1 and all(0 < since <= until for _, since, until in later)
-
-
-def test_each_cpu_has_its_own_file_and_serials(log):
-    log.writer.write(*log.batch((0, [1]), (1, [1, 2])))
-    log.writer.control([Note("KLOGGER_FINISH", {"reason": 0})], 5)
-    log.writer.close()
-    assert [n for n, _ in log.read(1)[0]].count("PING") == 2
-    for cpu in (0, 1):
-        assert log.read(cpu)[0][-2][0] == "KLOGGER_FINISH"
-
-
 def test_a_full_disk_loses_whole_dumps_which_are_counted(log):
     log.writer.write(*log.batch((0, [1, 2])))
     log.calls.left = 0
@@ -182,25 +156,6 @@ def test_what_others_are_misread_without_comes_later(log):
     log.writer.close()
     names = [name for name, _ in log.read(0)[0]]
     assert [n for n in names if not n.startswith("DUMP")] == ["CHANGE", "CLOCK", "PING"]
-
-
-def test_what_the_queue_dropped_is_counted(log):
-    log.writer.skip(LossCause.QUEUE_FULL, 0, Counter({(1, log.number): 9}))
-    assert log.writer.written.queue_full == Counter({(1, log.number): 9})
-
-
-def test_the_ledger_goes_to_the_file_of_its_cpu(log):
-    ledger = np.zeros((2, 64), ACCOUNT)
-    ledger["attempts"][1, log.number] = 5
-    ledger["limited"][1, log.number] = 2
-    ledger["written"][1, log.number] = 3
-    written = Written()
-    written.in_file[1, log.number] = 3
-    notes = ledger_notes(Books(ledger, np.array([0, 3])), written, final=True)
-    own = [note for note in notes if note.name == "LEDGER"]
-    assert len(own) == 1 and own[0].cpu == 1
-    assert own[0].values["limited"] == 2 and own[0].values["in_file"] == 3
-    assert [n.cpu for n in notes if n.name == "CPU_LEDGER"] == [1]
 
 
 def test_a_folder_of_an_earlier_log_is_kept_unless_forced(tmp_path):
