@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.causes import EXCUSES, Cause, find
 from tcpkmon.formats.analysis.exchanges import waited
 from tcpkmon.formats.analysis.why import (
     Connection,
@@ -43,6 +44,10 @@ class Explaining:
         with Source(*paths) as source:
             self._settings = HostSettings(source)
             self._asked = waited(source, table, ids)
+        self._causes: dict[int, list[Cause]] = {}
+        with Source(*paths) as source:
+            for cause in find(source, ids):
+                self._causes.setdefault(cause.conn_id, []).append(cause)
 
     def of(self, table: Table, rows: NDArray[np.int64]) -> Iterator[Explained]:
         """The connections in these rows of the table, or of rows that were chosen from it."""
@@ -58,7 +63,10 @@ class Explaining:
             for end in (one, peer):
                 if end is not None:
                     end.sysctl = self._settings.of(end)
-            yield Explained(one, peer, verdict(one, peer))
+            causes = self._causes.get(one.conn_id, ())
+            one.excused = frozenset[str]().union(*(EXCUSES.get(it.cause, ()) for it in causes))
+            sentences = [] if "*" in one.excused else verdict(one, peer)
+            yield Explained(one, peer, [*(it.evidence for it in causes), *sentences])
 
 
 def by_bytes(table: Table) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from tcpkmon.formats.analysis.causes import CAUSES as CAUSES_OF_CONNECTIONS
 from tcpkmon.formats.analysis.exchanges import EXCHANGES
 from tcpkmon.formats.analysis.latency import COLUMNS, PART_COLUMNS
 from tcpkmon.formats.analysis.why import CONNECTIONS, INTERVALS, WHOLES
@@ -125,6 +126,8 @@ def _of(declarations: Iterable[Any]) -> tuple[Column, ...]:
 SHIPPED: dict[str, tuple[str, tuple[Column, ...]]] = {
     "connections": ("a row for each connection", _of(CONNECTIONS)),
     "intervals": ("a row for each time in which one limit held a connection", _of(INTERVALS)),
+    "causes": ("a row for each cause by which a connection failed or waited",
+               _of(CAUSES_OF_CONNECTIONS)),
     "mptcp": ("a row for each MPTCP connection above its subflows", _of(WHOLES)),
     "requests": ("a row for each request and its answer", _of(EXCHANGES)),
     "latency": ("a row for each byte range on its way through the layers", LATENCY),

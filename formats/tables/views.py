@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tcpkmon.formats.analysis import Log, drops, exchanges, why
+from tcpkmon.formats.analysis import Log, causes, drops, exchanges, why
 from tcpkmon.formats.analysis.latency import Latency, find_fields, make_table
 from tcpkmon.formats.base.arrow import import_pyarrow
 from tcpkmon.formats.base.errors import DamagedError, UsageError
@@ -40,6 +40,7 @@ _NEEDS = {
     "connections": "the schema tcp with at least the default columns",
     "intervals": "the schema tcp with at least the default columns",
     "drops": "the schema tcp with at least the default columns, by a version that has DROPPED",
+    "causes": "the schema tcp with at least the default columns",
     "groups": "the schema tcp with the column cgroup",
     "mptcp": "the schema tcp with the column mptcp_token",
     "requests": "the schema tcp with at least the default columns",
@@ -125,7 +126,8 @@ def _analyses(reader: Reader) -> dict[str, Callable[[Opened, Sequence[str]], Ite
     """What is computed from the records, as far as they tell enough."""
     found: dict[str, Callable[[Opened, Sequence[str]], Iterator[Any]]] = {}
     with suppress(UsageError), why.Source(reader) as source:
-        found = {"connections": _read_connections, "intervals": _read_intervals}
+        found = {"connections": _read_connections, "intervals": _read_intervals,
+                 "causes": _read_causes}  # fmt: skip
         if "cgroup" in source.known:
             found["groups"] = _read_groups
         if "mptcp_token" in source.known:
@@ -165,6 +167,10 @@ def _logs(opened: Opened) -> Logs:
 
 def _read_connections(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
     yield why.as_arrow(why.connections(opened.reader))
+
+
+def _read_causes(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
+    yield why.as_arrow(causes.causes(opened.reader))
 
 
 def _read_wholes(opened: Opened, names: Sequence[str]) -> Iterator[Any]:

@@ -60,6 +60,8 @@ def verdict(one: Connection, peer: Connection | None = None) -> list[str]:
     has_end = bool(kind_of_end(one.end_reason, one.errno))
     for name in dict.fromkeys(PART_OF.get(name, name) for name in one.limit_ns):
         share = _sum(one.limit_ns, name) / total
+        if name in one.excused:
+            continue
         if name in ("app", "closing") and not (one.sends and one.established):
             continue  # it has nothing to send, and need not; its end may be closed for long
         if name == "opening" and has_end:
@@ -76,11 +78,11 @@ def verdict(one: Connection, peer: Connection | None = None) -> list[str]:
     texts = [text for _, text in limits]
     if not one.sends:
         texts = [*one.requests, *_receiver(one, peer), *texts]
-    if name := named(one):
+    if "named" not in one.excused and (name := named(one)):
         texts.insert(0, name)
     if queue := bloat(one):
         texts.append(queue)
-    if end := ending(one):
+    if "end" not in one.excused and (end := ending(one)):
         texts.insert(len(texts) if is_reset(one) else 0, end)
     if total and _is_uncertain(one):
         doubt = 100 * (1 - one.certain_ns / total)

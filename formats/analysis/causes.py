@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a connection failed or waited, by name: the table causes. docs/causes.md says what to do.
+
+A rule is a function from a block of whole connections to causes. What a rule concludes from the
+absence of records is claimed only where none is missing.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tcpkmon.formats.analysis.blocks import Block
+from tcpkmon.formats.analysis.why import Source, Table
+from tcpkmon.formats.analysis.why.columns import columns_of
+from tcpkmon.formats.analysis.why.tables import Capture, opened
+from tcpkmon.formats.analysis.why.words import human_time
+from tcpkmon.formats.base.sequence import state_after
+from tcpkmon.formats.base.tcp import ARRIVED, SYNCHRONIZED, Location, State
+from tcpkmon.formats.psc.reader import Capture as PscCapture
+
+CAUSES = columns_of("""
+conn_id | int | the connection
+cause | text | its name, see docs/causes.md
+start_ns | int | since when, CLOCK_MONOTONIC
+end_ns | int | until when
+certain | bool | what was recorded allows no other cause
+records | int | records of the connection in that time
+evidence | text | what shows it, and what to look at
+""")
+_COLUMNS = ("conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state",
+            "snd_una", "snd_max", "snd_sb_cc", "rcv_sb_cc", "srtt_us")  # fmt: skip
+_LEAST_NS = 1_000_000_000
+_SILENCE_NS = 10_000_000_000
+"""No NAT or firewall forgets an established connection sooner."""
+_TIMEOUTS = 3
+_SHORT_US = 500_000
+"""A longer round trip leaves open when the unanswered data was written."""
+_FEWER = 12
+"""Retransmissions of who gives up sooner than tcp_retries2 makes it, of which the default is 15."""
+_NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH)
+_TIMERS = (Location.RTO, Location.LOSS_PROBE)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A row of CAUSES."""
+
+    conn_id: int
+    cause: str
+    start_ns: int
+    end_ns: int
+    certain: bool
+    records: int
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What rules know of the capture. until_ns: when it ended. sees_closing: it records segments of
+    connections of which one end closed."""
+
+    until_ns: int
+    sees_closing: bool
+
+
+def causes(capture: Capture) -> Table:
+    """The table causes, in order of time. CAUSES says what each column is. Raises as Source."""
+    with opened(capture) as source:
+        found = sorted(find(source), key=lambda one: (one.start_ns, one.conn_id))
+    kinds: dict[str, Any] = {"int": np.int64, "bool": np.bool_, "text": object}
+    return {
+        column.name: np.array([getattr(one, column.name) for one in found], kinds[column.kind])
+        for column in CAUSES
+    }
+
+
+def find(source: Source, ids: NDArray[Any] | None = None) -> Iterator[Cause]:
+    """The causes that a capture shows, of these connections; None: of all."""
+    until, source.names = 0, _COLUMNS
+    if isinstance(source.reader, PscCapture) and len(source.reader):
+        last = source.reader.mono_ns(len(source.reader) - 1, len(source.reader))
+        until = int(last[0]) if last is not None and len(last) else 0
+    scope = Scope(until, source.records("SEGMENT_CLOSING"))
+    for block in source.blocks(ids=ids):
+        for rule in RULES:
+            yield from rule(block, scope)
+
+
+class _One:
+    """A connection of a block. low, high: its rows."""
+
+    def __init__(self, block: Block, number: int) -> None:
+        self.low, self.high = int(block.groups[number]), int(block.lasts[number]) + 1
+        self._block = block
+        self.conn_id = int(block["conn_id"][self.low])
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._block[name][self.low : self.high]
+
+    @property
+    def times(self) -> NDArray[np.int64]:
+        return self._block.times_ns[self.low : self.high]
+
+    def is_whole(self, low: int, high: int) -> bool:
+        """Whether no record of the capture is missing between two of its rows."""
+        lost = self._block.lost[self.low : self.high]
+        return bool(lost[low] == lost[high])
+
+    def written(self) -> NDArray[np.uint32]:
+        """(n,) the end of what the application wrote."""
+        return (self["snd_una"] + self["snd_sb_cc"]).astype(np.uint32)
+
+    def heard(self, before: int) -> int | None:
+        """The last row before this one at which a segment arrived."""
+        found = np.flatnonzero(np.isin(self["location"][:before], ARRIVED))
+        return int(found[-1]) if len(found) else None
+
+    def make(self, cause: str, low: int, high: int, certain: bool, evidence: str,
+             end_ns: int = 0, start_ns: int = 0) -> Cause:  # fmt: skip
+        """Of these rows, the last one with them."""
+        times = self.times
+        return Cause(self.conn_id, cause, start_ns or int(times[low]), end_ns or int(times[high]),
+                     certain and self.is_whole(low, high), high - low + 1, evidence)  # fmt: skip
+
+
+def _with(block: Block, rows: NDArray[np.bool_]) -> Iterator[tuple[_One, NDArray[np.int64]]]:
+    """The connections that have such rows, and their places in each."""
+    for number in np.unique(block.of_row[np.flatnonzero(rows)]).tolist():
+        one = _One(block, number)
+        yield one, np.flatnonzero(rows[one.low : one.high])
+
+
+def self_connect(block: Block, scope: Scope) -> Iterator[Cause]:
+    """Both ends are one socket."""
+    same = (block["lport"] == block["rport"]) & (block["lport"] > 0)
+    same &= (block["laddr"] == block["raddr"]) & (state_after(block.rows) == State.ESTABLISHED)
+    for one, at in _with(block, same):
+        yield one.make(
+            "self_connect", int(at[0]), one.high - one.low - 1, True,
+            "it is connected to itself: a program called connect() to a port of this host, nothing "
+            "listened there, and its own port was the same by chance or by bind(). Its bytes count "
+            "twice",
+        )  # fmt: skip
+
+
+def no_port(block: Block, scope: Scope) -> Iterator[Cause]:
+    """connect() found no free local port, so nothing was sent."""
+    failed = (block["location"] == Location.STATE_CHANGE) & (block["state"] == State.SYN_SENT)
+    failed &= (block["callvalue"] == State.CLOSE) & (block["lport"] == 0)
+    for one, at in _with(block, failed):
+        yield one.make(
+            "no_port", 0, int(at[0]), True,
+            "connect() found no free local port (EADDRNOTAVAIL), and nothing was sent: widen "
+            "net.ipv4.ip_local_port_range, close or reuse connections to that address, or connect "
+            "from more addresses",
+        )  # fmt: skip
+
+
+def close_wait(block: Block, scope: Scope) -> Iterator[Cause]:
+    """The peer closed, and this host's program neither writes nor closes."""
+    begins = (block["location"] == Location.STATE_CHANGE) & (
+        block["callvalue"] == State.CLOSE_WAIT
+    ) | (block["location"] == Location.EXISTING) & (block["state"] == State.CLOSE_WAIT)
+    for one, at in _with(block, begins):
+        low, last = int(at[0]), one.high - one.low - 1
+        left = np.flatnonzero((one["state"] == State.CLOSE_WAIT)
+                              & (one["location"] == Location.STATE_CHANGE))  # fmt: skip
+        high = int(left[0]) if len(left) else last
+        written = one.written()
+        others = np.flatnonzero(written[low : high + 1] != written[high])
+        since = low + int(others[-1]) + 1 if len(others) else low
+        end_ns = int(one.times[high]) if len(left) else max(scope.until_ns, int(one.times[high]))
+        span = end_ns - int(one.times[since])
+        if span < _LEAST_NS or not one.is_whole(since, high):
+            continue
+        if not len(left) and not scope.sees_closing:
+            continue  # what it wrote since the last record is in none
+        unread = int(one["rcv_sb_cc"][high])
+        yield one.make(
+            "close_wait", since, high, True,
+            f"the peer has closed, and for {human_time(span / 1000)} this host's program neither "
+            f"wrote nor closed (CLOSE_WAIT){f', {unread} B unread' if unread > 1 else ''}: look at "
+            "the program here, which is busy or has forgotten the socket", end_ns,
+        )  # fmt: skip
+
+
+def _unanswered(block: Block) -> Iterator[tuple[_One, int, int]]:
+    """Established connections that ended by an error as nothing answered, the row of that, and the
+    last at which a segment arrived."""
+    failed = (block["location"] == Location.SOCKET_ERROR) & np.isin(block["callvalue"], _NO_ANSWER)
+    for one, at in _with(block, failed):
+        high = int(at[0])
+        if not np.isin(state_after(block.rows)[one.low : one.low + high], SYNCHRONIZED).any():
+            continue
+        heard = one.heard(high)
+        yield one, high, 0 if heard is None else heard
+
+
+def keepalive(block: Block, scope: Scope) -> Iterator[Cause]:
+    """With nothing in flight or to send, the keepalive timer alone ends a connection."""
+    for one, high, heard in _unanswered(block):
+        if one["snd_una"][high] != one["snd_max"][high] or one["snd_sb_cc"][high]:
+            continue
+        span = int(one.times[high] - one.times[heard])
+        yield one.make(
+            "keepalive", heard, high, True,
+            f"keepalive ended it: nothing was to be sent, and for {human_time(span / 1000)} no "
+            "segment came, no answer to the last probes either: the peer's host or the path to it "
+            "is gone, or a box on the path forgot the connection",
+        )  # fmt: skip
+
+
+def user_timeout(block: Block, scope: Scope) -> Iterator[Cause]:
+    """Data was given up sooner than the kernel does by default."""
+    for one, high, heard in _unanswered(block):
+        if one["snd_una"][high] == one["snd_max"][high]:
+            continue
+        count = int((one["location"][heard:high] == Location.RTO).sum())
+        if not 0 < count <= _FEWER or not one.is_whole(heard, high):
+            continue
+        first = heard + int(np.flatnonzero(np.isin(one["location"][heard:high], _TIMERS))[0])
+        span = int(one.times[high] - one.times[first])
+        yield one.make(
+            "user_timeout", heard, high, False,
+            f"unanswered data was given up after {count} timeout{'s' * (count > 1)}, "
+            f"{human_time(span / 1000)} after the first: sooner than the kernel does by default, "
+            "so the application set TCP_USER_TIMEOUT, or net.ipv4.tcp_retries2 is small",
+        )  # fmt: skip
+
+
+def silence(block: Block, scope: Scope) -> Iterator[Cause]:
+    """The first data after a long silence was never answered."""
+    for one, at in _with(block, block["location"] == Location.RTO):
+        high = int(at[-1])
+        heard = one.heard(one.high - one.low)
+        if heard is None or heard > high:
+            continue
+        timers = np.flatnonzero(np.isin(one["location"][heard:], _TIMERS)) + heard
+        count = int((one["location"][heard:] == Location.RTO).sum())
+        if count < _TIMEOUTS or not one.is_whole(heard, high):
+            continue
+        idle = int(one.times[timers[0]] - one.times[heard])
+        answered = np.isin(state_after(block.rows)[one.low + heard : one.low + high],
+                           (State.ESTABLISHED, State.CLOSE_WAIT)).any()  # fmt: skip
+        if idle < _SILENCE_NS or one["srtt_us"][high] > _SHORT_US or not answered:
+            continue
+        span = int(one.times[high] - one.times[timers[0]])
+        yield one.make(
+            "silence", int(timers[0]), high, False,
+            f"after {human_time(idle / 1000)} of silence, what was written was never answered, in "
+            f"{count} timeouts over {human_time(span / 1000)}: a NAT or firewall on the path "
+            "forgot the connection, or the peer is gone. Keepalive in shorter times would keep it",
+        )  # fmt: skip
+
+
+Rule = Callable[[Block, Scope], Iterator[Cause]]
+RULES: tuple[Rule, ...] = (self_connect, no_port, close_wait, keepalive, user_timeout, silence)
+"""The strongest first."""
+EXCUSES = {
+    "self_connect": frozenset({"*"}), "keepalive": frozenset({"end"}),
+    "user_timeout": frozenset({"end"}), "silence": frozenset({"named"}),
+    "close_wait": frozenset({"app"}),
+}  # fmt: skip
+"""What the verdict does not say beside a cause; *: nothing of it."""
+assert [one.name for one in fields(Cause)] == [column.name for column in CAUSES]
