@@ -262,6 +262,7 @@ def silence(block: Block, scope: Scope) -> Iterator[Cause]:
 Rule = Callable[[Block, Scope], Iterator[Cause]]
 RULES: tuple[Rule, ...] = (self_connect, no_port, close_wait, keepalive, user_timeout, silence)
 """The strongest first."""
+NAMES = tuple(rule.__name__ for rule in RULES)
 EXCUSES = {
     "self_connect": frozenset({"*"}), "keepalive": frozenset({"end"}),
     "user_timeout": frozenset({"end"}), "silence": frozenset({"named"}),

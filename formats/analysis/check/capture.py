@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tcpkmon.formats.analysis import exchanges, why
+from tcpkmon.formats.analysis.causes import causes
 from tcpkmon.formats.analysis.check.names import COLUMN_OF, INTERVAL, REQUEST
 from tcpkmon.formats.analysis.check.scope import Table
 from tcpkmon.formats.analysis.check.span import Proof
@@ -138,7 +139,7 @@ class Capture:
             columns = self._intervals(names) if what == "interval" else self._requests(names)
         holds = _Ledger(no_loss=self._whole, proven=self.proven, conforms=self._conforms)
         count = len(columns["conn_id"])
-        return Table(what, columns, count, self.lost, holds, self._share)
+        return Table(what, columns, count, self.lost, holds, self._share, self._count_cause)
 
     def _intervals(self, names: Collection[str]) -> dict[str, Array]:
         """Columns of intervals, and of the connection of each."""
@@ -183,6 +184,20 @@ class Capture:
             found = conform(source, self._unsure)
         ids = found.counts if self.keep is None else self.connections["conn_id"].tolist()
         return not found.broken([one for one in ids if one in found.counts])
+
+    @cached_property
+    def _causes(self) -> why.Table:
+        return causes(self.path)
+
+    def _count_cause(self, name: str) -> Array:
+        ids, found = self.connections["conn_id"], self._causes
+        of = found["conn_id"][found["cause"] == name]
+        of, counts = np.unique(of.astype(ids.dtype), return_counts=True)
+        place = np.searchsorted(of, ids)
+        inside = np.minimum(place, max(len(of) - 1, 0))
+        if not len(of):
+            return np.zeros(len(ids))
+        return np.where(of[inside] == ids, counts[inside], 0).astype(np.float64)
 
     def _share(self, limit: str) -> Array:
         return share_of(self.connections, limit)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tcpkmon.formats.analysis.causes import NAMES as CAUSES
 from tcpkmon.formats.analysis.check.names import CONSTANTS, INTERVAL, LEDGER, unit_of
 from tcpkmon.formats.analysis.why import LIMITS
 from tcpkmon.formats.base.expressions import Call, Name, Node, Operation, Text
@@ -15,7 +16,7 @@ from tcpkmon.formats.base.text import suggest
 from tcpkmon.formats.conditions import FUNCTIONS, WRONG, Array, Found, Scope, Value
 
 _OF_LIMITS = (f"{INTERVAL}limit", f"{INTERVAL}family", "main_limit")
-_SHARE = "limit_share"
+_SHARE, _CAUSE = "limit_share", "cause"
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,17 @@ class Table:
     holds: Mapping[str, bool]
     """no_loss, proven and conforms."""
     share: Callable[[str], Array]
+    causes: Callable[[str], Array]
+    """(n,) how often a cause is of each connection."""
 
     def take(self, kept: Array) -> Table:
         """The rows in a mask."""
         columns = {name: values[kept] for name, values in self.columns.items()}
-        share = self.share
+        share, causes = self.share, self.causes
         return replace(
-            self, columns=columns, count=int(kept.sum()), share=lambda limit: share(limit)[kept]
-        )
+            self, columns=columns, count=int(kept.sum()), share=lambda limit: share(limit)[kept],
+            causes=lambda cause: causes(cause)[kept],
+        )  # fmt: skip
 
     def column(self, name: str) -> Found:
         """Numbers as float64, texts as objects."""
@@ -71,13 +75,15 @@ class TableScope(Scope):
             return Value(kind, lambda table: table.column(column), unit=unit)
         if name in CONSTANTS:
             return Value("number", lambda table: (CONSTANTS[name], True), each=False)
-        if name in FUNCTIONS or name == _SHARE:
+        if name in FUNCTIONS or name in (_SHARE, _CAUSE):
             return self.add(f"{name} is a function: write {name}(...)", node.at)
         known = [*self._columns, *self._aliases, *LEDGER, *CONSTANTS]
         return self.unknown(f"column '{name}' of a{'n' * (self.what == 'interval')} {self.what}",
                             node, known)  # fmt: skip
 
     def call(self, node: Call) -> Value:
+        if node.name == _CAUSE and len(node.arguments) == 1:
+            return self._cause(node)
         if node.name != _SHARE or len(node.arguments) != 1:
             return super().call(node)
         if self.what != "connection":
@@ -94,6 +100,17 @@ class TableScope(Scope):
             return share, ~np.isnan(share)
 
         return Value("number", get)
+
+    def _cause(self, node: Call) -> Value:
+        if self.what != "connection":
+            self.add(f"{_CAUSE} is of connections: other names here are of {self.what}s", node.at)
+        (name,) = node.arguments
+        if not isinstance(name, Text) or name.text not in CAUSES:
+            wrong = name.text if isinstance(name, Text) else ""
+            more = suggest(wrong, CAUSES) or f": {', '.join(CAUSES)}"
+            return self.add(f'{_CAUSE} takes a cause, such as "keepalive"{more}', name.at)
+        text = name.text
+        return Value("number", lambda table: (table.causes(text), True))
 
     def value(self, node: Node) -> Value:
         """A column of limits is compared with one that there is."""
