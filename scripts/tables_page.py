@@ -30,7 +30,7 @@ in Python and as SQL ([sql.md](sql.md)):
 | --- | --- | --- |
 | `snapshots` | a record of the schema tcp | of that schema |
 | `connections` | [a connection](connections.md) | with at least the default columns |
-| `causes` | [a cause](causes.md) by which a connection failed or waited | with at least the default columns |
+| `causes` | [why one failed or waited](causes.md) | with at least the default columns |
 | `intervals` | a time in which one limit held a connection | with at least the default columns |
 | `requests` | [a request and its answer](requests.md) | with the default columns or `--requests` |
 | `latency` | [a byte range on its way](latency.md) | Klogger logs of the schema magnet |

@@ -35,6 +35,7 @@ __all__ = [
     "Stall",
     "Statistics",
     "beside",
+    "causes",
     "check",
     "collapse_stacks",
     "conform",

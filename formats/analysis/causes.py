@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why a connection failed or waited, by name: the table causes. docs/causes.md says what to do.
 
-A rule is a function from a block of whole connections to causes. What a rule concludes from the
-absence of records is claimed only where none is missing.
+    blocks of whole connections -> RULES -> Finder -> the table causes, why, check, report
+
+A rule is a function from a block to causes. What a rule concludes from the absence of records is
+claimed only where none is missing.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.blocks import Block
 from tcpkmon.formats.analysis.why import Source, Table
+from tcpkmon.formats.analysis.why.assemble import address
 from tcpkmon.formats.analysis.why.columns import columns_of
 from tcpkmon.formats.analysis.why.tables import Capture, opened
 from tcpkmon.formats.analysis.why.words import human_time
@@ -25,8 +28,10 @@ from tcpkmon.formats.base.tcp import ARRIVED, SYNCHRONIZED, Location, State
 from tcpkmon.formats.psc.reader import Capture as PscCapture
 
 CAUSES = columns_of("""
-conn_id | int | the connection
+conn_id | int? | the connection; null: of a listener, or of none
 cause | text | its name, see docs/causes.md
+laddr | text | this host's address
+lport | int | and port
 start_ns | int | since when, CLOCK_MONOTONIC
 end_ns | int | until when
 certain | bool | what was recorded allows no other cause
@@ -51,8 +56,10 @@ _TIMERS = (Location.RTO, Location.LOSS_PROBE)
 class Cause:
     """A row of CAUSES."""
 
-    conn_id: int
+    conn_id: int | None
     cause: str
+    laddr: str
+    lport: int
     start_ns: int
     end_ns: int
     certain: bool
@@ -69,27 +76,41 @@ class Scope:
     sees_closing: bool
 
 
+class Finder:
+    """Finds the causes of a capture whose blocks it sees."""
+
+    def __init__(self, source: Source) -> None:
+        until, reader = 0, source.reader
+        if isinstance(reader, PscCapture) and len(reader):
+            last = reader.mono_ns(len(reader) - 1, len(reader))
+            until = int(last[0]) if last is not None and len(last) else 0
+        self._scope = Scope(until, source.records("SEGMENT_CLOSING"))
+        self._found: list[Cause] = []
+
+    def add(self, block: Block) -> None:
+        for rule in RULES:
+            self._found += rule(block, self._scope)
+
+    def causes(self) -> list[Cause]:
+        """What was found, the strongest first."""
+        strength = {name: number for number, name in enumerate(NAMES)}
+        return sorted(self._found, key=lambda one: (strength[one.cause], one.start_ns))
+
+
 def causes(capture: Capture) -> Table:
     """The table causes, in order of time. CAUSES says what each column is. Raises as Source."""
     with opened(capture) as source:
-        found = sorted(find(source), key=lambda one: (one.start_ns, one.conn_id))
+        finder = Finder(source)
+        source.names = _COLUMNS
+        for block in source.blocks():
+            finder.add(block)
+    found = sorted(finder.causes(), key=lambda one: one.start_ns)
     kinds: dict[str, Any] = {"int": np.int64, "bool": np.bool_, "text": object}
     return {
-        column.name: np.array([getattr(one, column.name) for one in found], kinds[column.kind])
+        column.name: np.array([getattr(one, column.name) for one in found],
+                              np.float64 if column.null else kinds[column.kind])
         for column in CAUSES
-    }
-
-
-def find(source: Source, ids: NDArray[Any] | None = None) -> Iterator[Cause]:
-    """The causes that a capture shows, of these connections; None: of all."""
-    until, source.names = 0, _COLUMNS
-    if isinstance(source.reader, PscCapture) and len(source.reader):
-        last = source.reader.mono_ns(len(source.reader) - 1, len(source.reader))
-        until = int(last[0]) if last is not None and len(last) else 0
-    scope = Scope(until, source.records("SEGMENT_CLOSING"))
-    for block in source.blocks(ids=ids):
-        for rule in RULES:
-            yield from rule(block, scope)
+    }  # fmt: skip
 
 
 class _One:
@@ -114,7 +135,7 @@ class _One:
 
     def written(self) -> NDArray[np.uint32]:
         """(n,) the end of what the application wrote."""
-        return (self["snd_una"] + self["snd_sb_cc"]).astype(np.uint32)
+        return np.asarray(self["snd_una"] + self["snd_sb_cc"], np.uint32)
 
     def heard(self, before: int) -> int | None:
         """The last row before this one at which a segment arrived."""
@@ -124,9 +145,12 @@ class _One:
     def make(self, cause: str, low: int, high: int, certain: bool, evidence: str,
              end_ns: int = 0, start_ns: int = 0) -> Cause:  # fmt: skip
         """Of these rows, the last one with them."""
-        times = self.times
-        return Cause(self.conn_id, cause, start_ns or int(times[low]), end_ns or int(times[high]),
-                     certain and self.is_whole(low, high), high - low + 1, evidence)  # fmt: skip
+        times, last = self.times, len(self.times) - 1
+        return Cause(
+            self.conn_id, cause, address(bytes(self["laddr"][last])), int(self["lport"][last]),
+            start_ns or int(times[low]), end_ns or int(times[high]),
+            certain and self.is_whole(low, high), high - low + 1, evidence,
+        )  # fmt: skip
 
 
 def _with(block: Block, rows: NDArray[np.bool_]) -> Iterator[tuple[_One, NDArray[np.int64]]]:
@@ -194,9 +218,10 @@ def _unanswered(block: Block) -> Iterator[tuple[_One, int, int]]:
     """Established connections that ended by an error as nothing answered, the row of that, and the
     last at which a segment arrived."""
     failed = (block["location"] == Location.SOCKET_ERROR) & np.isin(block["callvalue"], _NO_ANSWER)
+    state = state_after(block.rows) if failed.any() else block["state"]
     for one, at in _with(block, failed):
         high = int(at[0])
-        if not np.isin(state_after(block.rows)[one.low : one.low + high], SYNCHRONIZED).any():
+        if not np.isin(state[one.low : one.low + high], SYNCHRONIZED).any():
             continue
         heard = one.heard(high)
         yield one, high, 0 if heard is None else heard
@@ -236,7 +261,9 @@ def user_timeout(block: Block, scope: Scope) -> Iterator[Cause]:
 
 def silence(block: Block, scope: Scope) -> Iterator[Cause]:
     """The first data after a long silence was never answered."""
-    for one, at in _with(block, block["location"] == Location.RTO):
+    fired = block["location"] == Location.RTO
+    state = state_after(block.rows) if fired.any() else block["state"]
+    for one, at in _with(block, fired):
         high = int(at[-1])
         heard = one.heard(one.high - one.low)
         if heard is None or heard > high:
@@ -246,7 +273,7 @@ def silence(block: Block, scope: Scope) -> Iterator[Cause]:
         if count < _TIMEOUTS or not one.is_whole(heard, high):
             continue
         idle = int(one.times[timers[0]] - one.times[heard])
-        answered = np.isin(state_after(block.rows)[one.low + heard : one.low + high],
+        answered = np.isin(state[one.low + heard : one.low + high],
                            (State.ESTABLISHED, State.CLOSE_WAIT)).any()  # fmt: skip
         if idle < _SILENCE_NS or one["srtt_us"][high] > _SHORT_US or not answered:
             continue
@@ -264,9 +291,8 @@ RULES: tuple[Rule, ...] = (self_connect, no_port, close_wait, keepalive, user_ti
 """The strongest first."""
 NAMES = tuple(rule.__name__ for rule in RULES)
 EXCUSES = {
-    "self_connect": frozenset({"*"}), "keepalive": frozenset({"end"}),
-    "user_timeout": frozenset({"end"}), "silence": frozenset({"named"}),
+    "self_connect": frozenset({"*"}), "silence": frozenset({"named"}),
     "close_wait": frozenset({"app"}),
 }  # fmt: skip
-"""What the verdict does not say beside a cause; *: nothing of it."""
+"""What the verdict does not say beside a cause: a limit, "named", or *: nothing of it."""
 assert [one.name for one in fields(Cause)] == [column.name for column in CAUSES]

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.causes import EXCUSES, Cause, find
+from tcpkmon.formats.analysis.causes import EXCUSES, Cause, Finder
 from tcpkmon.formats.analysis.exchanges import waited
 from tcpkmon.formats.analysis.why import (
     Connection,
@@ -29,25 +29,29 @@ Paths = Sequence[str | os.PathLike[str]]
 
 @dataclass(frozen=True)
 class Explained:
-    """A connection, the other end where the capture has it, and sentences, the main one first."""
+    """A connection, the other end where the capture has it, sentences, the main one first, and the
+    causes that the first ones are of."""
 
     connection: Connection
     peer: Connection | None
     sentences: list[str]
+    causes: list[Cause]
 
 
 class Explaining:
-    """Explains connections of a capture. table: all of them; ids: those to explain."""
+    """Explains connections of a capture. table: all of them; ids: those to explain. causes: of all,
+    the strongest first."""
 
-    def __init__(self, paths: Paths, table: Table, ids: NDArray[Any]) -> None:
+    def __init__(
+        self, paths: Paths, table: Table, ids: NDArray[Any], causes: Iterable[Cause]
+    ) -> None:
         self._table, self._peers = table, Peers(table)
         with Source(*paths) as source:
             self._settings = HostSettings(source)
             self._asked = waited(source, table, ids)
-        self._causes: dict[int, list[Cause]] = {}
-        with Source(*paths) as source:
-            for cause in find(source, ids):
-                self._causes.setdefault(cause.conn_id, []).append(cause)
+        self._causes: dict[int | None, list[Cause]] = {}
+        for cause in causes:
+            self._causes.setdefault(cause.conn_id, []).append(cause)
 
     def of(self, table: Table, rows: NDArray[np.int64]) -> Iterator[Explained]:
         """The connections in these rows of the table, or of rows that were chosen from it."""
@@ -63,10 +67,10 @@ class Explaining:
             for end in (one, peer):
                 if end is not None:
                     end.sysctl = self._settings.of(end)
-            causes = self._causes.get(one.conn_id, ())
-            one.excused = frozenset[str]().union(*(EXCUSES.get(it.cause, ()) for it in causes))
-            sentences = [] if "*" in one.excused else verdict(one, peer)
-            yield Explained(one, peer, [*(it.evidence for it in causes), *sentences])
+            causes = self._causes.get(one.conn_id, [])
+            excused = frozenset[str]().union(*(EXCUSES.get(it.cause, ()) for it in causes))
+            sentences = [] if "*" in excused else verdict(one, peer, excused)
+            yield Explained(one, peer, [*(it.evidence for it in causes), *sentences], causes)
 
 
 def by_bytes(table: Table) -> NDArray[np.int64]:
@@ -78,5 +82,7 @@ def by_bytes(table: Table) -> NDArray[np.int64]:
 def explain(paths: Paths) -> Iterator[Explained]:
     """All connections of a capture, those with the most bytes first."""
     with Source(*paths) as source:
-        table, _ = tables(source, with_intervals=False)
-    yield from Explaining(paths, table, table["conn_id"]).of(table, by_bytes(table))
+        finder = Finder(source)
+        table, _ = tables(source, with_intervals=False, visit=finder.add)
+    explaining = Explaining(paths, table, table["conn_id"], finder.causes())
+    yield from explaining.of(table, by_bytes(table))

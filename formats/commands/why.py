@@ -70,6 +70,7 @@ def command(
     """
     import numpy as np
 
+    from tcpkmon.formats.analysis.causes import Finder
     from tcpkmon.formats.analysis.explaining import Explaining, by_bytes
     from tcpkmon.formats.analysis.why import (
         Source,
@@ -101,7 +102,8 @@ def command(
     for paths in captures:
         with Source(*paths) as source:
             resolved = has_waits(source)
-            table, runs = tables(source, with_intervals=verbose or resolved)
+            finder = Finder(source)
+            table, runs = tables(source, verbose or resolved, finder.add)
             codes.append(report(source, "why", paths))
         whole = table
         table = choose(chosen(table), sort=sort)
@@ -118,7 +120,7 @@ def command(
             above.append(plain | {"verdict": texts})
             if not as_json:
                 click.echo(for_terminal("\n    ".join(texts)))
-        explaining = Explaining(paths, whole, said)
+        explaining = Explaining(paths, whole, said, finder.causes())
         if as_json:
             for one, values in zip(explaining.of(table, order), rows_of(table, order), strict=True):
                 told.add(_as_dict(one) | {**values, "waits": lines.get(values["conn_id"], [])})
@@ -308,4 +310,5 @@ def _as_dict(one: Explained) -> dict[str, Any]:
     row = one.connection
     found = {name: value for name, value in vars(row).items() if name != "sysctl"}
     found |= {"duration_s": row.duration_s, "goodput": row.goodput}
-    return found | {"verdict": one.sentences}
+    causes = [dataclasses.asdict(cause) for cause in one.causes]
+    return found | {"verdict": one.sentences, "causes": causes}

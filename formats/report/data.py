@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tcpkmon.formats.analysis import why
+from tcpkmon.formats.analysis.causes import Finder
 from tcpkmon.formats.analysis.explaining import Explaining, by_bytes
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reader import Reader, complaints_of
@@ -40,7 +41,7 @@ _SHOWN = (
 
 @dataclass
 class Report:
-    """proof, ledger: rows of these tables. said: the name and sentences of a connection.
+    """proof, ledger, causes: rows of these tables. said: the name and sentences of a connection.
     plots: what the script draws; {} where the capture has no snapshots of connections."""
 
     name: str
@@ -49,6 +50,7 @@ class Report:
     settings: dict[str, Any]
     warnings: list[str]
     said: list[tuple[int, str, list[str]]] = field(default_factory=list)
+    causes: list[dict[str, Any]] = field(default_factory=list)
     plots: dict[str, Any] = field(default_factory=dict)
     count: int = 0
     host: list[Section] = field(default_factory=list)
@@ -100,14 +102,16 @@ def _settings(reader: Reader) -> dict[str, Any]:
 
 
 def _add_connections(found: Report, paths: Sequence[Path], source: why.Source, most: int) -> None:
-    table, runs = why.tables(source)
+    finder = Finder(source)
+    table, runs = why.tables(source, visit=finder.add)
     found.count = len(table["conn_id"])
     if not found.count:
         return
     order = by_bytes(table)
     chosen = order[:most]
     ids = table["conn_id"][chosen]
-    explaining = Explaining(paths, table, ids)
+    found.causes = [asdict(cause) for cause in finder.causes()[:_ROWS]]
+    explaining = Explaining(paths, table, ids, finder.causes())
     for one in explaining.of(table, chosen):
         found.said.append((int(one.connection.conn_id), why.head(one.connection), one.sentences))
     spans = {

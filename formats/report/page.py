@@ -42,8 +42,9 @@ def make_page(report: Report) -> str:
     body = [
         f"<header><h1>{_text(report.name)}</h1>{_summary(report)}</header>",
         "<main>",
-        _warnings(report), _verdicts(report), _proof(report), _interactive(report),
-        *map(_host, report.host), _events(report), _settings(report),
+        _warnings(report), _verdicts(report), _listed("Causes", report.causes), _proof(report),
+        _interactive(report),
+        *map(_host, report.host), _listed("Events", report.events), _settings(report),
         "</main>",
         f'<script type="application/json" id="data">{_json(report.plots)}</script>',
         *(f"<script>{script}</script>" for script in scripts),
@@ -112,14 +113,14 @@ def _proof(report: Report) -> str:
     return _table("Proof of completeness", ("verdict", *_PROOF), "".join(rows))
 
 
-def _events(report: Report) -> str:
-    if not report.events:
+def _listed(title: str, found: list[dict[str, Any]]) -> str:
+    if not found:
         return ""
     rows = "".join(
         "<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in row.values()) + "</tr>"
-        for row in report.events
+        for row in found
     )
-    return _table("Events", tuple(report.events[0]), rows)
+    return _table(title, tuple(found[0]), rows)
 
 
 def _host(section: Section) -> str:

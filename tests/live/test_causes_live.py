@@ -14,6 +14,7 @@ import pytest
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.pair import Pair, join, listening, make_socket, receive
 from tcpkmon.formats.analysis.causes import causes
+from tcpkmon.formats.analysis.check import Capture, check
 from tcpkmon.formats.analysis.explaining import explain
 from tcpkmon.formats.analysis.why import connections
 from tests.live.capturing import capturing, within
@@ -140,3 +141,8 @@ def test_why_says_the_cause_first_and_blames_nothing_against_it(made: Path) -> N
     (server,) = (some for some in said["close_wait"] if "CLOSE_WAIT" in some[0])
     assert not any("application had nothing to send" in text for text in server)
     assert not any("the peer is gone, or the path to it is" in text for text in said["silence"][0])
+
+
+def test_check_counts_causes(made: Path) -> None:
+    texts = [f'cause("{name}") == 0' for name in ("silence", "no_port", "keepalive")]
+    assert [one.failed for one in check(Capture(made), texts)] == [1, 10, 1]

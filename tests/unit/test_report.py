@@ -134,6 +134,7 @@ def hostile() -> Report:
         [{"path": HOSTILE, "verdict": HOSTILE, "exit_code": 5, "format": "psc", "entries": 1,
           "size_bytes": 1, "lost": 0, "end_reason": HOSTILE, "checkpoints": 0, "problems": 1}],
         [{"event": HOSTILE, "lost": 0}], {HOSTILE: [HOSTILE]}, [HOSTILE], [(1, HOSTILE, [HOSTILE])],
+        [{"cause": HOSTILE}],
         {"connections": {"columns": columns, "rows": [[1, HOSTILE]]}, "count": 1}, 1,
     )  # fmt: skip
 

@@ -190,14 +190,12 @@ class Capture:
         return causes(self.path)
 
     def _count_cause(self, name: str) -> Array:
-        ids, found = self.connections["conn_id"], self._causes
-        of = found["conn_id"][found["cause"] == name]
-        of, counts = np.unique(of.astype(ids.dtype), return_counts=True)
-        place = np.searchsorted(of, ids)
-        inside = np.minimum(place, max(len(of) - 1, 0))
-        if not len(of):
-            return np.zeros(len(ids))
-        return np.where(of[inside] == ids, counts[inside], 0).astype(np.float64)
+        """(n,) how often it is of each connection."""
+        of, counts = np.unique(self._causes["conn_id"][self._causes["cause"] == name],
+                               return_counts=True)  # fmt: skip
+        by_id = dict(zip(of.tolist(), counts.tolist(), strict=True))
+        ids = self.connections["conn_id"].tolist()
+        return np.array([by_id.get(one, 0) for one in ids], np.float64)
 
     def _share(self, limit: str) -> Array:
         return share_of(self.connections, limit)

@@ -11,12 +11,17 @@ import numpy as np
 from tcpkmon.formats.analysis.causes import NAMES as CAUSES
 from tcpkmon.formats.analysis.check.names import CONSTANTS, INTERVAL, LEDGER, unit_of
 from tcpkmon.formats.analysis.why import LIMITS
+from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.expressions import Call, Name, Node, Operation, Text
 from tcpkmon.formats.base.text import suggest
 from tcpkmon.formats.conditions import FUNCTIONS, WRONG, Array, Found, Scope, Value
 
 _OF_LIMITS = (f"{INTERVAL}limit", f"{INTERVAL}family", "main_limit")
 _SHARE, _CAUSE = "limit_share", "cause"
+
+
+def _no_causes(name: str) -> Array:
+    raise UsageError(f"{_CAUSE}() is for assertions", "tcpkmon check has it; tcpkmon sql the table")
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Table:
     holds: Mapping[str, bool]
     """no_loss, proven and conforms."""
     share: Callable[[str], Array]
-    causes: Callable[[str], Array]
+    causes: Callable[[str], Array] = _no_causes
     """(n,) how often a cause is of each connection."""
 
     def take(self, kept: Array) -> Table:

@@ -31,7 +31,6 @@ class Connection:
     over, or it was open before. sysctl: settings of its host, where they are known. requests: what
     formats.analysis.exchanges says of it; requests_shares: of its time, what each of them tells;
     requests_share: all that they know.
-    excused: what a cause says instead: a limit, "end" or "named".
     """
 
     conn_id: int
@@ -103,7 +102,6 @@ class Connection:
     requests: list[str] = field(default_factory=list)
     requests_shares: list[float] = field(default_factory=list)
     requests_share: float = 0.0
-    excused: frozenset[str] = frozenset()
 
     @property
     def duration_s(self) -> float:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -55,8 +55,11 @@ def interval_tables(source: Source) -> Iterator[Table]:
         yield intervals_table(cut(block)[0].__getitem__)
 
 
-def tables(capture: Capture, with_intervals: bool = True) -> tuple[Table, Table]:
-    """Both tables, in one pass over the file. Without intervals, the second is empty."""
+def tables(
+    capture: Capture, with_intervals: bool = True, visit: Callable[[Block], None] | None = None
+) -> tuple[Table, Table]:
+    """Both tables, in one pass over the file. Without intervals, the second is empty. visit: is
+    called with each block."""
     rows, found = _Rows(), list[Values]()
     with opened(capture) as source:
         for block in source.blocks():
@@ -64,6 +67,8 @@ def tables(capture: Capture, with_intervals: bool = True) -> tuple[Table, Table]
             found.append(values)
             if with_intervals:
                 rows.add(some, block)
+            if visit is not None:
+                visit(block)
         about = source.about()
         reader = source.reader
         others = max(reader.lost - source.placed, 0)

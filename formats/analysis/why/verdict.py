@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tcpkmon.formats.analysis.why import remedies
@@ -50,17 +50,20 @@ def head(one: Connection) -> str:
     )
 
 
-def verdict(one: Connection, peer: Connection | None = None) -> list[str]:
+def verdict(
+    one: Connection, peer: Connection | None = None, excused: Collection[str] = ()
+) -> list[str]:
     """Sentences, the most important first; each limit with its evidence and what would help.
 
-    peer: its other end, where the same capture has that.
+    peer: its other end, where the same capture has that. excused: limits, and "named", which a
+    cause has said already, or shows to be no fault.
     """
     found: list[tuple[float, str]] = []
     total = sum(one.limit_ns.values())
     has_end = bool(kind_of_end(one.end_reason, one.errno))
     for name in dict.fromkeys(PART_OF.get(name, name) for name in one.limit_ns):
         share = _sum(one.limit_ns, name) / total
-        if name in one.excused:
+        if name in excused:
             continue
         if name in ("app", "closing") and not (one.sends and one.established):
             continue  # it has nothing to send, and need not; its end may be closed for long
@@ -78,11 +81,11 @@ def verdict(one: Connection, peer: Connection | None = None) -> list[str]:
     texts = [text for _, text in limits]
     if not one.sends:
         texts = [*one.requests, *_receiver(one, peer), *texts]
-    if "named" not in one.excused and (name := named(one)):
+    if "named" not in excused and (name := named(one)):
         texts.insert(0, name)
     if queue := bloat(one):
         texts.append(queue)
-    if "end" not in one.excused and (end := ending(one)):
+    if end := ending(one):
         texts.insert(len(texts) if is_reset(one) else 0, end)
     if total and _is_uncertain(one):
         doubt = 100 * (1 - one.certain_ns / total)
