@@ -23,8 +23,7 @@ from tcpkmon.formats.base.segments import INDEX
 from tests.fuzz.folder_changes import Files, change_folder, read, write
 from tests.fuzz.mutate import mutate
 from tests.kept.make import unpack
-from tests.unit.forging import PLACES, PscFile
-from tests.unit.forging_logs import LOG_PLACES, LogFile
+from tests.unit.forging import LOG_PLACES, PLACES, LogFile, PscFile
 
 KEPT = (
     "psc-plain", "psc-rotated", "psc-recorded", "psc-zst",

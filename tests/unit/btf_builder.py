@@ -51,12 +51,9 @@ class Builder:
         return self.add(Kind.ARRAY, "", 0, element, U32, count)
 
     def struct(
-        self,
-        name: str,
-        size: int,
-        *members: tuple[str, int, int] | tuple[str, int, int, int],
+        self, name: str, size: int, *members: tuple[str, int, int] | tuple[str, int, int, int],
         kind: Kind = Kind.STRUCT,
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Members are (name, type, offset in bits[, bits of a bitfield])."""
         flag = any(len(member) > 3 for member in members)
         extra = []
@@ -136,8 +133,7 @@ def sample(order: str = "<") -> Builder:
     hook = made.add(Kind.PTR, "", made.prototype(I32, ("sk", sock_pointer)))
     rest = made.add(Kind.CONST, "", made.add(Kind.PTR, "", CHAR))
     made.add(
-        Kind.FUNC,
-        "tcp_send",
+        Kind.FUNC, "tcp_send",
         made.prototype(I32, ("net", net_pointer), ("hook", hook), ("name", rest), ("", 0)),
-    )
+    )  # fmt: skip
     return made

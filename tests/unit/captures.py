@@ -158,13 +158,8 @@ class CaptureBuilder:
     # What does not come through.
 
     def withheld(
-        self,
-        cpu: int = 0,
-        location: int = 1,
-        filtered: int = 0,
-        unchanged: int = 0,
-        shed: int = 0,
-    ) -> None:
+        self, cpu: int = 0, location: int = 1, filtered: int = 0, unchanged: int = 0, shed: int = 0,
+    ) -> None:  # fmt: skip
         """Events that were filtered, unchanged or shed."""
         self._of(cpu, location).update(
             attempts=filtered + unchanged + shed, filtered=filtered, unchanged=unchanged, shed=shed
@@ -232,21 +227,11 @@ class CaptureBuilder:
                     n["shed"],
                 ),
                 control.Losses(
-                    cpu,
-                    point,
-                    n["ring_full"],
-                    n["no_ring"],
-                    n["other"],
-                    n["table_full"],
+                    cpu, point, n["ring_full"], n["no_ring"], n["other"], n["table_full"],
                     n["no_slot"],
                 ),
                 control.Collector(
-                    cpu,
-                    point,
-                    n["late"],
-                    n["queue_full"],
-                    n["disk_full"],
-                    n["write_error"],
+                    cpu, point, n["late"], n["queue_full"], n["disk_full"], n["write_error"],
                     n["in_file"],
                 ),
             ]
@@ -283,15 +268,9 @@ class CaptureBuilder:
     def header(self) -> Header:
         """The header that goes before the entries."""
         made = writer_header(
-            self.columns,
-            self.entry_size,
-            mods=3,
-            version="tcpkmon",
-            mclsize=4096,
-            host="unit",
-            kernel="6.1.0 test",
-            settings={"locations": list(self.locations), **self.settings},
-        )
+            self.columns, self.entry_size, mods=3, version="tcpkmon", mclsize=4096, host="unit",
+            kernel="6.1.0 test", settings={"locations": list(self.locations), **self.settings},
+        )  # fmt: skip
         endian = Endian.BIG if self.big_endian else Endian.LITTLE
         extras = made.extras if self.with_header_kinds else {}
         return Header(

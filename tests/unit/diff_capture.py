@@ -17,13 +17,9 @@ _A, _B = (np.frombuffer(b"\0" * 10 + b"\xff\xff\x0a\0\0" + end, "V16")[0] for en
 
 
 def write_runs(
-    path: Path,
-    connections: Sequence[tuple[float, float]],
-    settings: dict[str, Any] | None = None,
-    both_ends: bool = False,
-    lose: bool = False,
-    missed: int = 0,
-) -> Path:
+    path: Path, connections: Sequence[tuple[float, float]], settings: dict[str, Any] | None = None,
+    both_ends: bool = False, lose: bool = False, missed: int = 0,
+) -> Path:  # fmt: skip
     """connections: bytes a second and round-trip time [us] of each. both_ends: the receivers too.
 
     lose: the ring was full once. missed: so many events the program never saw.

@@ -36,12 +36,9 @@ class LogBuilder:
     """
 
     def __init__(
-        self,
-        cpu: int = 0,
-        tamper: Tamper = lambda _, values: values,
-        schema: str = SCHEMA,
+        self, cpu: int = 0, tamper: Tamper = lambda _, values: values, schema: str = SCHEMA,
         **changes: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.maker = LogMaker(schema, cpu, **changes)
         self.numbers = {event.name: event.number for event in self.maker.format.events}
         self.tamper = tamper

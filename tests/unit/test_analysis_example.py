@@ -98,16 +98,3 @@ def test_the_pairs(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         "28 us to the CPU (p99)",
         "7 waited 0.1 ms for TIMER",
     ]
-
-
-def test_what_the_tables_name_is_there() -> None:
-    import tcpkmon.formats.analysis as log
-    from tcpkmon.collector import capturing
-
-    text = DOCUMENT.read_text()
-    for name in re.findall(r"^\| `(\w+)\(", text, re.M):
-        assert hasattr(capturing, name) or hasattr(log, name), name
-    for name in re.findall(r"`(?:capture)?\.(\w+)\(", text):
-        assert hasattr(capturing.Capture, name) or hasattr(log.Intervals, name), name
-    for name in re.findall(r"`(?:intervals)\.(\w+)", text):
-        assert name in log.Intervals.__dataclass_fields__ or hasattr(log.Intervals, name)

@@ -21,7 +21,6 @@ from tcpkmon.formats.anonymise.addresses import SPECIAL_4, SPECIAL_6, Addresses
 from tcpkmon.formats.base import control
 from tcpkmon.formats.base.control import Mark
 from tcpkmon.formats.base.errors import DamagedError, FileError, UsageError
-from tcpkmon.formats.base.reconciled import Reconciled
 from tcpkmon.formats.commands.anonymise import command
 from tcpkmon.formats.klogger.reader import LogReader
 from tcpkmon.formats.registry import format_of
@@ -247,21 +246,6 @@ def test_captures_of_real_kernels(tmp_path: Path, name: str) -> None:
         data = file.read_bytes()
         assert b"6290f0e9-d1f4-4d9e-876b" not in data and b"vm-2026" not in data
         assert b"/tmp/" not in data and b"/proc/" not in data and b'"root"}' not in data
-
-
-def test_ports_of_a_psc_file(tmp_path: Path) -> None:
-    old, new = tmp_path / "old.pm", tmp_path / "new.pm"
-    psc_file(old, unknown=False)
-    someone = who(also="ports")
-    anonymise(old, new, someone)
-    assert proof(new) == proof(old)
-    with tcpkmon.open(old) as before, tcpkmon.open(new) as after:
-        for name in ("lport", "rport"):
-            told = [someone.port(int(port)) for port in before.column(name)]
-            assert after.column(name).tolist() == told
-        (reconciled,) = (one for _, one in after.controls() if isinstance(one, Reconciled))
-        assert reconciled.ports == someone.port(5001) << 16 | someone.port(40001)
-        assert after.settings["filters"]["ports"] == [someone.port(5001)]
 
 
 def test_a_newer_file_is_refused(tmp_path: Path) -> None:

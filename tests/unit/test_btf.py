@@ -18,25 +18,6 @@ def btf(request: pytest.FixtureRequest) -> Btf:
     return Btf(sample(request.param).data())
 
 
-def test_finds_the_first_type_of_a_kind_and_name(btf: Btf) -> None:
-    sock = btf.find(Kind.STRUCT, "sock")
-    assert sock is not None
-    assert (btf.kind(sock), btf.name(sock)) == (Kind.STRUCT, "sock")
-    assert btf.find(Kind.UNION, "sock") is None
-    assert btf.find(Kind.STRUCT, "") is None
-    assert btf.find(Kind.FUNC, "") is None
-    assert btf.find(Kind.FUNC, "sock") is None
-    assert btf.find(Kind.FUNC, "tcp_sen") is None
-
-
-def test_struct_has_size_and_members(btf: Btf) -> None:
-    shape = btf.struct("sock_common")
-    assert (shape.size_bytes, shape.kind) == (16, Kind.STRUCT)
-    assert [(m.name, m.offset_bits) for m in shape.members] == [("skc_num", 0), ("skc_refcnt", 64)]
-    with pytest.raises(KernelError, match="no struct socks"):
-        btf.struct("socks")
-
-
 @pytest.mark.parametrize(
     ("path", "offset"),
     [
@@ -61,14 +42,6 @@ def test_an_absent_member_is_none(btf: Btf, path: str) -> None:
     assert btf.member("tcp_sock", path) is None
 
 
-def test_bitfields_have_their_bits(btf: Btf) -> None:
-    member = btf.member("tcp_sock", "sk.sk_proto")
-    assert member is not None
-    assert (member.offset_bits, member.bitfield_bits) == (420, 9)
-    of_sock = btf.member("sock", "sk_proto")
-    assert of_sock is not None and of_sock.offset_bits // 8 == 52
-
-
 def test_a_bitfield_of_an_old_compiler_is_in_its_integer() -> None:
     made = Builder()
     three_bits = made.add(Kind.INT, "unsigned int", 4, 2 << 16 | 3)
@@ -76,19 +49,6 @@ def test_a_bitfield_of_an_old_compiler_is_in_its_integer() -> None:
     member = Btf(made.data()).member("old", "flag")
     assert member is not None
     assert (member.offset_bits, member.bitfield_bits) == (10, 3)
-
-
-def constants(btf: Btf, kind: Kind, name: str) -> dict[str, int]:
-    found = btf.find(kind, name)
-    assert found is not None
-    return btf.enumerators(found)
-
-
-def test_enum_constants(btf: Btf) -> None:
-    assert constants(btf, Kind.ENUM, "state") == {"OPEN": 0, "CLOSED": 7}
-    assert constants(btf, Kind.ENUM, "sign") == {"MINUS": -3, "PLUS": 3}
-    assert constants(btf, Kind.ENUM64, "wide") == {"HUGE": 1 << 40, "LEAST": -(1 << 63)}
-    assert btf.find(Kind.ENUM, "states") is None
 
 
 def test_arguments(btf: Btf) -> None:

@@ -14,15 +14,11 @@ from hypothesis import strategies as st
 
 from tcpkmon.collector.commands import capture_options
 from tcpkmon.collector.commands.collect import command
-from tcpkmon.collector.linux.kernel_constants import Facts
 from tcpkmon.collector.loader import shedding
 from tcpkmon.collector.plan import budget as plan
-from tcpkmon.collector.plan import columns, engine_config, tcp_codegen
+from tcpkmon.collector.plan import columns
 from tcpkmon.collector.plan.budget import Budget, is_in_sample, make_steps
 from tcpkmon.collector.plan.options import make_part
-from tcpkmon.collector.plan.probes import Plan
-from tcpkmon.collector.plan.schema_sources import find_sources, read_texts
-from tcpkmon.collector.ring.rings import DEFAULT_TRANSPORT
 from tcpkmon.collector.session.budget import MOST_BACKOFF, Controller, Measured
 from tcpkmon.formats.base.changes import ChangeKind
 from tcpkmon.formats.base.control import Change
@@ -95,13 +91,6 @@ def test_a_step_that_was_taken_back_too_early_waits_twice_as_long() -> None:
     assert len(changes) < 35
 
 
-def test_the_wait_is_short_again_when_a_step_back_has_held() -> None:
-    controller = Controller(BUDGET, 5)
-    feed(controller, [2] + [0.5] * 11 + [2] + [0.5] * 21 + [0.5] * 20)
-    assert controller.level == 0
-    assert feed(controller, [2] + [0.5] * 11, 100) == [1] * 11 + [0]
-
-
 def test_memory_takes_a_step_only_while_it_grows() -> None:
     controller = Controller(Budget(memory_bytes=100), 5)
     told = [controller.feed(Measured(n, memory=m)) for n, m in enumerate((90, 110, 110, 111, 130))]
@@ -149,36 +138,6 @@ def test_options_and_what_they_refuse() -> None:
             asked_for([name, text])
     with pytest.raises(UsageError, match="without a limit"):
         asked_for(["--back-after", "3s"])
-
-
-def texts(sheds: bool) -> str:
-    """All the C text of a capture, as the preprocessor gets it."""
-    chosen = columns.choose_columns(SCHEMA.event(columns.EVENT), "all")
-    layout = columns.make_layout(SCHEMA, chosen, ())
-    facts = Facts(hz=250, page_size=4096, skb_size=256, mss_overhead=512)
-    switches = tcp_codegen.Switches(("RTO",), ("snd_cwnd",) if sheds else (), sheds_unchanged=sheds)
-    engine = engine_config.make_engine(layout.entry_size, Plan((), {}, {}), 2600, sheds=sheds)
-    lines = [*engine.lines(Plan((), {}, {}))]
-    lines += tcp_codegen.snapshot_lines(layout, facts, switches, {})
-    return "\n".join(lines) + read_texts(find_sources(("tcp",)), DEFAULT_TRANSPORT.header)
-
-
-def test_without_a_budget_no_line_of_it_is_compiled() -> None:
-    with_, without = texts(True), texts(False)
-    assert "#define KLOGGER_SHEDDING 1" in with_ and "#define KLOGGER_SHEDS_UNCHANGED 1" in with_
-    assert not re.search(r"#define KLOGGER_SHED", without)
-    kept, skipping = [], []
-    for line in without.splitlines():
-        word = line.split()[0] if line.split() else ""
-        if word in ("#if", "#ifdef", "#ifndef"):
-            skipping.append("KLOGGER_SHED" in line)
-        elif word == "#else" and skipping[-1]:
-            skipping[-1] = False
-        elif word == "#endif":
-            skipping.pop()
-        elif not any(skipping):
-            kept.append(re.sub(r"/\*.*?\*/", "", line))
-    assert not [line for line in kept if re.search(r"(_|>)shed|SHEDDING|SHEDS|watch_now", line)]
 
 
 def test_the_map_has_the_layout_of_the_c_structure() -> None:

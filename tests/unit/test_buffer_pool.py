@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import threading
-from unittest import mock
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tcpkmon.collector.sequencer import buffer_pool as pool_module
 from tcpkmon.collector.sequencer.buffer_pool import LEAST_BYTES, PAGE_BYTES, PIECE_BYTES, Pool
 
 ROW = np.dtype(("V", 360))
@@ -61,16 +59,6 @@ def test_only_some_are_kept():
         assert len({address(one) for one in rows}) == 30
         rows.clear()
         assert 0 < pool.free < 10
-
-
-def test_what_is_needed_first_is_there_before():
-    pool = Pool()
-    pool.warm()
-    free = pool.free
-    assert free == 2
-    with mock.patch.object(pool_module, "_new_memory", None):
-        rows = [pool.rows(FULL, ROW) for _ in range(free)]
-    assert pool.free == 0 and len({address(one) for one in rows}) == free
 
 
 @given(st.integers(LEAST_BYTES // ROW.itemsize + 1, FULL), st.integers(0, 1 << 40))

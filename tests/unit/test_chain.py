@@ -200,17 +200,6 @@ def test_a_repaired_segment_stays_in_the_chain(tmp_path: Path, cut: int) -> None
     assert (chain.exit_code, len(segments)) == (3, 4)
 
 
-def test_an_older_capture_stays_left_out_whatever_cannot_be_read(tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    old = make(folder, segments=2, count=10)
-    for path in old:
-        path.rename(path.with_name(path.name.replace(path.name.split("-")[1], "20200101T000000Z")))
-    make(folder, segments=2, count=10)
-    (folder / "host-20200101T000001Z-000003.pm").write_bytes(b"")
-    with open_capture(folder) as capture:
-        assert np.count_nonzero(~capture.control()) == 2 * 10 * CPUS
-
-
 def test_a_capture_of_which_no_file_is_left_is_missed(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     make(folder, segments=2, count=10)
@@ -244,20 +233,6 @@ def test_a_segment_that_the_index_knows_is_missing(tmp_path: Path, how: str) -> 
     with index.open("a") as file:
         file.write(json.dumps({**lines[-1], "what": "deleted"}) + "\n")
     assert "is missing" not in whats(verify(folder)[0])
-
-
-def test_what_was_off_in_a_segment_is_said_of_the_chain(tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    maker = LogMaker(folder)
-    maker.records(10)
-    maker.switch(0)
-    maker.switch(1)
-    maker.rotate()
-    maker.records(10)
-    maker.close()
-    chain, _ = verify(folder)
-    assert chain.exit_code == 0 and chain.verdict.endswith("while it was switched on (see below)")
-    assert any(line.startswith("PING was off from") for line in chain.off)
 
 
 @pytest.mark.parametrize("of", ["a file", "an archive", "a log"])

@@ -21,7 +21,6 @@ from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.expressions import (
     ExpressionError,
     Mistake,
-    Operation,
     parse_assertion,
 )
 from tcpkmon.formats.commands.check import command
@@ -216,23 +215,6 @@ def test_a_loss_is_not_proven(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert run(command, ["out/*/a.pm", path, "no_loss", "b.klog"], prog="check") == 1
     said = capsys.readouterr()
     assert not said.out and "no such file: out/*/a.pm, b.klog" in said.err
-
-
-NUMBERS = st.sampled_from(["1", "2.5k", "1e-3", "5%", "30ms", "1e6us"])
-EXPRESSIONS = st.recursive(
-    NUMBERS | st.sampled_from(["mss", "rtt", "lost()"]),
-    lambda part: st.builds("({} {} {})".format, part, st.sampled_from("+-*/"), part)
-    | st.builds("max({})".format, part),
-    max_leaves=6,
-)
-
-
-@given(EXPRESSIONS, EXPRESSIONS, st.sampled_from(["<", "<=", "==", "!="]))
-def test_the_parser_takes_what_the_grammar_makes(one: str, other: str, compare: str) -> None:
-    text = f"{one} {compare} {other}"
-    node = parse_assertion(f"{text} where mss > 1").node
-    assert isinstance(node, Operation) and node.operator == compare
-    assert parse_assertion(f"{text}").where is None
 
 
 @given(st.text("maxmss()<>=!+-*/,\"%1e.5 where", max_size=40))

@@ -115,12 +115,9 @@ def test_the_gate_ends_with_the_collector(tmp_path: Path) -> None:
     )
     # Its standard output is the gate's too: the end of file says that both are gone.
     done = subprocess.run(
-        python(script),
-        check=False,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
+        python(script), check=False, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
         timeout=WAIT_S,
-    )
+    )  # fmt: skip
     assert done.returncode == -signal.SIGKILL
     assert int(done.stdout) > 0
     assert not mark.exists()

@@ -10,7 +10,7 @@ import pytest
 
 from tcpkmon.collector.loader import compiler
 from tcpkmon.collector.loader.compiler import CompileError, UserCompileError, compile_text
-from tcpkmon.formats.base.errors import KernelError, PrivilegeError
+from tcpkmon.formats.base.errors import KernelError
 
 # Stands in for compile_child.py: notes that it ran, and answers with an image of one function.
 CHILD = """
@@ -170,46 +170,12 @@ def test_clangs_errors_are_named_with_file_and_line(
     assert users.value.lines() == tuple(listed)
 
 
-def test_without_bcc_it_says_how_to_install_it(
-    fake: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer_with(
-        fake,
-        monkeypatch,
-        'sys.stdin.read()\nprint(\'{"error": "bcc", "detail": "No module named bcc"}\')',
-    )
-    with pytest.raises(KernelError, match="No module named bcc") as caught:
-        compile_text("text", ["a"])
-    assert "apt install python3-bpfcc" in caught.value.hint
-    monkeypatch.setattr(compiler, "PYTHON", "/nonexistent/python3")
-    with pytest.raises(KernelError) as missing:
-        compile_text("text", ["a"])
-    assert "apt install python3-bpfcc" in missing.value.hint
-
-
 def test_a_child_that_dies_is_an_error_and_not_a_traceback(
     fake: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer_with(fake, monkeypatch, "sys.stdin.read()\nsys.exit('out of memory')")
     with pytest.raises(CompileError, match=r"status 1: out of memory"):
         compile_text("text", ["a"])
-
-
-def test_a_refusal_without_clang_errors_blames_privilege_when_there_is_none(
-    fake: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer_with(
-        fake,
-        monkeypatch,
-        "sys.stdin.read()\nsys.stderr.write('could not open bpf map: counts')\n"
-        'print(\'{"error": "compile", "detail": ""}\')',
-    )
-    monkeypatch.setattr(os, "geteuid", lambda: 65534)
-    with pytest.raises(PrivilegeError, match="could not open bpf map"):
-        compile_text("text", ["a"], cache=False)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    with pytest.raises(CompileError, match="could not open bpf map"):
-        compile_text("text", ["a"], cache=False)
 
 
 def test_children_share_the_functions_and_omit_the_others(

@@ -12,7 +12,6 @@ from tcpkmon.collector.loader.bcc_child import put_atomics
 from tcpkmon.collector.loader.bytecode import (
     COPY_MARK,
     TO_TCP_SOCK,
-    TO_UNTRUSTED,
     TYPE_MARK,
     Cast,
     cast_freely,
@@ -124,13 +123,6 @@ def test_casts_take_the_place_of_the_helper() -> None:
         + RETURN
     )
     assert cast_freely(code, Cast(function=99, socket=77)) == expected
-
-
-def test_an_argument_that_need_not_be_trusted_is_cast_or_moved() -> None:
-    code = TYPE + HELPER + TYPE + instruction(0x85, 0, TO_UNTRUSTED) + RETURN
-    typed, cast = instruction(0xB7, 2, 77), instruction(0x85, 0x20, 99)
-    assert cast_freely(code, Cast(function=99, socket=77)) == (typed + cast) * 2 + RETURN
-    assert cast_freely(code, None) == TYPE + HELPER + TYPE + instruction(0xBF, 0x10, 0) + RETURN
 
 
 @pytest.mark.parametrize("code", [HELPER + RETURN, TYPE + HELPER + HELPER + RETURN, RETURN])

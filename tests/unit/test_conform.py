@@ -200,26 +200,6 @@ def test_a_column_that_is_not_recorded(tmp_path: Path) -> None:
     assert set(judge(path).untellable) == {"rto", "restart", "backoff", "probe"}
 
 
-def test_pieces_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many connections, whose records lie in different pieces: the same verdict of each."""
-    records = [one for name in CASES for one in broken(name)]
-    records += [{}, {"location": 14}, TIMER, SENT_AGAIN | {"snd_cwnd_segs": 100}]
-    path = write(tmp_path / "many.pm", records, flows=3)
-    whole = judge(path)
-    read = Source.read
-
-    def split(source: Source) -> Any:
-        for piece in read(source):
-            for start in range(0, len(piece), 5):
-                yield piece.take(np.arange(start, min(start + 5, len(piece))))
-
-    monkeypatch.setattr(Source, "read", split)
-    parts = judge(path)
-    assert whole.broken() and [*whole.counts] == [1, 2, 3] == [*parts.counts]
-    for one in whole.counts:
-        assert (whole.counts[one] == parts.counts[one]).all()
-
-
 def test_the_page_has_the_rules() -> None:
     assert rules_table() in PAGE.read_text(encoding="utf-8")
 

@@ -263,41 +263,6 @@ def test_all_users_see_the_names_that_captures_began_with(folder: Path) -> None:
     assert own_name("web", "/x/run.pm") == "web" and own_name("", None) == "capture"
 
 
-def answering(folder: Path, answer: bytes) -> Client:
-    """A client of something that is no collector: it gives this answer to whatever comes."""
-    folder.mkdir(exist_ok=True)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(os.fspath(folder / f"{os.getpid()}.sock"))
-    listener.listen()
-
-    def serve() -> None:
-        with listener:
-            for _ in range(2):  # the first is find_collectors() looking whether somebody is there
-                connection, _ = listener.accept()
-                with connection:
-                    if connection.recv(4096):
-                        connection.sendall(answer)
-
-    threading.Thread(target=serve, daemon=True).start()
-    return Client(choose())
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (b"", "ended before it answered"),
-        (b'{"ok": true, "res', "ended before it answered"),
-        (b"[]\n", "no answer that makes sense"),
-        (b'{"ok": true}\n', "no answer that makes sense"),
-        (b'{"ok": false, "error": 1}\n', "no answer that makes sense"),
-        (b"[" * 100_000 + b"\n", "no answer that makes sense"),
-    ],
-)
-def test_nonsense_is_no_traceback(folder: Path, answer: bytes, message: str) -> None:
-    with pytest.raises(TcpkmonError, match=message):
-        answering(folder, answer).status()
-
-
 def test_a_collector_that_hangs(folder: Path) -> None:
     with ControlServer(folder) as server:  # nobody serves what waits
         client = Client(choose(), time_limit_s=0.05)

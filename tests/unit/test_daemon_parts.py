@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's smaller parts: quantities, what systemd is told, messages, the unit file."""
+"""The daemon's smaller parts: what systemd is told, messages, the unit file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,29 +21,8 @@ from tcpkmon.collector.daemon.child import STEADY_S, Child, State
 from tcpkmon.collector.daemon.held import Held, Stored
 from tcpkmon.collector.daemon.systemd import Systemd
 from tcpkmon.collector.linux.privileges import CAPABILITIES
-from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.base.quantities import parse_size
 
 UNIT = Path(__file__).resolve().parents[2] / "collector" / "daemon" / "tcpkmon.service"
-
-
-@pytest.mark.parametrize(
-    ("parse", "text", "value"),
-    [
-        (parse_size, "4096", 4096),
-        (parse_size, "512K", 512 << 10),
-        (parse_size, "1.5G", 3 << 29),
-        (parse_size, "2MiB", 2 << 20),
-    ],
-)
-def test_quantities(parse: Callable[[str], object], text: str, value: object) -> None:
-    assert parse(text) == value
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1", "x", "1 day", "1e9", "nan"])
-def test_bad_quantities(text: str) -> None:
-    with pytest.raises(UsageError, match="not a"):
-        parse_size(text)
 
 
 def test_systemd_is_told(tmp_path: Path) -> None:
@@ -143,16 +121,6 @@ def test_a_message_has_its_descriptors() -> None:
     assert other.receive() is None
     assert not other.send({})
     other.close()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="the daemon is root's")
-def test_a_message_may_be_as_large_as_a_configuration() -> None:
-    one, other = pair()
-    table = {"addr": ["2001:db8::/32"] * 60_000}
-    with one, other:
-        assert one.send({"table": table})
-        message = other.receive()
-        assert message is not None and message.what == {"table": table}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")

@@ -75,25 +75,6 @@ def test_damage_is_told_and_the_good_part_decoded(
     assert told.out.count('"EMPTY"') == 1 and '"SCHEDOUT"' in told.out
 
 
-@pytest.mark.parametrize(
-    ("args", "code", "why"),
-    [
-        (["--event", "SCHEDOT"], 2, "did you mean 'SCHEDOUT'"),
-        (["--where", "pid=x"], 2, "expected a number"),
-        (["--since", "now"], 2, "no time"),
-        (["--format", "parquet"], 2, "parquet needs -o"),
-        (["--format", "parquet", "-o", "x.parquet"], 2, "one event only"),
-        (["--format", "xml"], 2, "xml"),
-    ],
-)
-def test_wrong_usage(
-    log: Path, args: list[str], code: int, why: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert decode(log, *args) == code
-    told = capfd.readouterr()
-    assert why in told.err and told.err.count("\n") == 1 and told.out == ""
-
-
 def test_output_files(log: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     assert decode(log, "--format", "json", "-o", out) == 0

@@ -22,7 +22,6 @@ from tcpkmon.formats.analysis.diff import (
     read_run,
 )
 from tcpkmon.formats.analysis.diff.courses import courses_of
-from tcpkmon.formats.analysis.diff.settings import NOT_RECORDED, differences
 from tcpkmon.formats.analysis.diff.statistics import DIFFERS, NO_DATA, SAME, TOO_FEW
 from tcpkmon.formats.analysis.diff.units import values_by_connection, values_of_run
 from tcpkmon.formats.base import cli
@@ -196,25 +195,6 @@ def test_all_mistakes_at_once() -> None:
             parse_where(bad)
 
 
-def test_settings_that_differ_in_order_of_weight() -> None:
-    a = {"tcpkmon": "1", "net.ipv4.tcp_sack": "1", "kernel": "6.1", "hz": "250", "same": "x"}
-    b = {"tcpkmon": "2", "net.ipv4.tcp_sack": "0", "kernel": "6.12", "same": "x"}
-    told = [(one.name, one.a, one.b) for one in differences([a, a], [b, {**b, "tcpkmon": "3"}])]
-    assert told == [
-        ("kernel", ("6.1",), ("6.12",)), ("net.ipv4.tcp_sack", ("1",), ("0",)),
-        ("tcpkmon", ("1",), ("2", "3")), ("hz", ("250",), (NOT_RECORDED,)),
-    ]  # fmt: skip
-
-
-def test_a_boots_few_pages_are_no_other_memory(tmp_path: Path) -> None:
-    told = [
-        read_run(write_runs(tmp_path / "a.pm", [(1e6, 500)], {"machine": machine})).settings
-        for machine in ({"memory_bytes": 1005027328}, {"memory_bytes": 1005023232},
-                        {"memory_bytes": 2005023232}, {"memory_bytes": "?"})
-    ]  # fmt: skip
-    assert [its.get("memory") for its in told] == ["1.01 GB", "1.01 GB", "2.01 GB", None]
-
-
 def test_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a.pm", "b.pm", "x=y,z.pm"):
@@ -266,21 +246,6 @@ def test_of_two_ends_the_sender_counts(tmp_path: Path) -> None:
     assert of_run["goodput_mean"] == pytest.approx([2e6], rel=1e-2)
     some = read_run(path, parse_where("lport > 5001 and srtt_p50_us > 0.8ms")).connections
     assert some is not None and some["lport"].tolist() == [5003]
-
-
-def test_a_setting_is_compared_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two that differ behind the characters that are shown."""
-    words = {"a": ["x" * 3000, "one"], "b": ["x" * 3000, "two"]}
-    a, b = (write_runs(tmp_path / name, [(1e6, 500)], {"locations": its})
-            for name, its in words.items())  # fmt: skip
-    assert run(a, b, "--json") == 0
-    (row,) = json.loads(capsys.readouterr().out)["settings"]
-    assert row["name"] == "locations" and row["b"][0].endswith("xx, two")
-    assert run(a, b) == 0
-    out = capsys.readouterr().out
-    assert 900 < out.count("x") < 1100 and "two" not in out
 
 
 def test_what_was_not_recorded_is_no_ratio_of_0(tmp_path: Path) -> None:

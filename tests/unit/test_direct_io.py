@@ -23,7 +23,6 @@ from tcpkmon.collector.writer.direct_io import (
     BLOCK_BYTES,
     LEAST_BYTES,
     PIECE_BYTES,
-    Pieces,
     alignment,
 )
 from tcpkmon.collector.writer.file_sink import FileSink
@@ -100,21 +99,6 @@ def case(tmp_path: Path) -> Iterator[Case]:
     os.close(case.fd)
 
 
-@given(st.lists(st.binary(max_size=50), max_size=8), st.data())
-def test_pieces_are_one_range_of_bytes(parts: list[bytes], data: st.DataObject) -> None:
-    whole, pieces = b"".join(parts), Pieces(parts)
-    assert len(pieces) == len(whole)
-    start = data.draw(st.integers(0, len(whole)))
-    stop = data.draw(st.integers(start, len(whole)))
-    target = bytearray(stop - start)
-    pieces.copy(start, memoryview(target))
-    assert target == whole[start:stop]
-    if start < stop:
-        first = pieces.first(start, stop)
-        assert 0 < len(first) <= stop - start
-        assert first == whole[start : start + len(first)]
-
-
 def test_alignment_is_told_of_files_that_have_it(case: Case) -> None:
     memory_bytes, offset_bytes = alignment(case.fd)
     assert BLOCK_BYTES % memory_bytes == 0 and BLOCK_BYTES % offset_bytes == 0
@@ -135,40 +119,6 @@ def test_all_but_the_edges_is_written_directly(case: Case) -> None:
     assert case.sink.write(entries(count, count)).error is None
     assert case.data == entries(2 * count)
     assert not fcntl.fcntl(case.fd, fcntl.F_GETFL) & os.O_DIRECT
-
-
-def test_what_lies_right_is_not_copied(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    copied: list[int] = []
-    real = Pieces.copy
-
-    def copy(pieces: Pieces, start: int, target: memoryview) -> None:
-        copied.append(len(target))
-        real(pieces, start, target)
-
-    monkeypatch.setattr(Pieces, "copy", copy)
-    count = 2 * PIECE_BYTES // SIZE
-    known = b""
-    for number in range(3):
-        known += (some := entries(count, number))
-        assert case.sink.write(lying(some, case.sink.end_bytes)).error is None
-        assert case.data == known
-        assert not copied and len(case.calls.direct) == 2 * (number + 1)
-    # Elsewhere, or little at a time, it is.
-    for parts in ([lying(entries(count), case.sink.end_bytes + 8)], [entries(20)] * 100):
-        assert case.sink.write(*parts).error is None
-        known += b"".join(parts)
-        assert case.data == known and copied
-        copied.clear()
-
-
-def test_who_asks_for_the_cache_gets_it(tmp_path: Path) -> None:
-    case = Case(tmp_path / "one")
-    case.sink.write(entries(10_000), cached=True)
-    assert not case.calls.direct
-    other = Case(tmp_path / "other", direct=False)
-    other.sink.write(entries(10_000))
-    assert not other.calls.direct
-    assert case.data == other.data == entries(10_000)
 
 
 def test_no_direct_writes_where_the_kernel_tells_of_none() -> None:
@@ -194,31 +144,6 @@ def test_a_refused_flag_too(case: Case, monkeypatch: pytest.MonkeyPatch) -> None
     assert case.sink.write(entries(10_000)).error is None
     assert case.data == entries(10_000)
     assert not case.calls.direct
-
-
-def test_the_reserve_is_kept_and_given_back(tmp_path: Path) -> None:
-    case = Case(tmp_path / "file", reserve_bytes=1 << 20)
-    for number in range(5):
-        assert case.sink.write(entries(10_000, 10_000 * number)).error is None
-        assert case.path.stat().st_size == 6 + (number + 1) * 10_000 * SIZE
-    assert case.path.stat().st_blocks * 512 >= case.path.stat().st_size + (1 << 20)
-    case.sink.close()
-    assert case.data == entries(50_000)
-    assert case.path.stat().st_blocks * 512 < case.path.stat().st_size + (1 << 20)
-
-
-def test_readers_see_what_was_written(case: Case) -> None:
-    """Whether they read, or had the pages in memory before the file went on."""
-    known = b""
-    for number in range(12):
-        count = 1500 * (number % 3) + 7
-        assert case.sink.write(entries(count, number)).error is None
-        known += entries(count, number)
-        with case.path.open("rb") as stream:
-            mapped = mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ)
-            assert mapped[6:] == known
-            assert stream.read()[6:] == known
-    assert case.calls.direct and case.calls.cached
 
 
 def test_threads_do_not_write_each_others_bytes(tmp_path: Path) -> None:
@@ -249,10 +174,9 @@ _Step = st.tuples(
 
 @given(st.lists(_Step, max_size=25), st.sampled_from([0, 4096]))
 @settings(
-    max_examples=examples(120),
-    deadline=None,
+    max_examples=examples(120), deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+)  # fmt: skip
 def test_any_course_leaves_what_the_outcomes_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[Any], reserve_bytes: int
 ) -> None:

@@ -151,14 +151,9 @@ def test_broken_pipe_is_silent(printing: str) -> None:
 def test_full_disk_on_stdout_is_told() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            script(" click.echo('x')"),
-            cwd=ROOT,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+            script(" click.echo('x')"), cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True,
+            check=False, timeout=120,
+        )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "prog: No space left on device\n")
 
 

@@ -43,36 +43,6 @@ def test_fields_stand_where_a_c_compiler_puts_them():
     assert (dtype.fields["time"][1], dtype.fields["location"][1]) == (4, 16)
 
 
-def test_values_are_stored_by_their_type():
-    lines = text()
-    assert "*(u16 *)(record + 24) = a_;" in lines
-    assert "*(u64 *)(record + 32) = b_;" in lines
-    assert "*(s32 *)(record + 40) = c_;" in lines
-    assert "bpf_probe_read_kernel_str(record + 44, 20, text_);" in lines
-    assert "bpf_probe_read_kernel(record + 64, 16, ip_);" in lines
-    assert "#define KLOGGER_kind_odd (-3)" in lines
-    assert "void *ctx, struct klogger_cpu *cpu, unsigned short a_, unsigned long long b_," in lines
-
-
-def test_an_event_out_of_its_level_is_checked_and_logs_nothing():
-    lines = text().splitlines()
-    at = next(i for i, line in enumerate(lines) if "klogger_log_RARE(" in line)
-    assert "int x_" in lines[at] and lines[at + 1] == "{ }"
-    assert "#define KLOGGER_ENABLED_RARE (0)" in lines
-    assert "#define KLOGGER_ENABLED_FULL (klogger_enabled(36))" in lines
-
-
-def test_records_are_built_in_the_ring():
-    lines = text().splitlines()
-    at = next(i for i, line in enumerate(lines) if "klogger_log_LARGE(" in line)
-    body = lines[at : lines.index("}", at)]
-    reserve = next(i for i, line in enumerate(body) if "klogger_reserve(cpu, 34, &place)" in line)
-    clear = next(i for i, line in enumerate(body) if "*(u64 *)(record + 24) = 0;" in line)
-    store = next(i for i, line in enumerate(body) if "(record + 24) = a_;" in line)
-    assert reserve < clear < store
-    assert body[-1].strip() == "klogger_commit_event(ctx, cpu, 34, &place);"
-
-
 DATA = parse(
     "event BOTH { uint a string8 text // @data\n ulonglong b // @data\n ushort c }\n"
     "loglevel one < event ALONE { uint x // @data\n } >\n"

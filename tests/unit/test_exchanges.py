@@ -15,17 +15,13 @@ from tcpkmon.formats.analysis.exchanges import (
     EXCHANGE,
     Exchanges,
     Waited,
-    as_arrow,
     asked_meanwhile,
     each_once,
     exchanges,
-    ranked,
     served,
     summarize,
 )
 from tcpkmon.formats.analysis.exchanges.cutting import NULL
-from tcpkmon.formats.analysis.exchanges.streams import Streams
-from tcpkmon.formats.analysis.exchanges.waiting import Asked
 from tcpkmon.formats.analysis.why import Connection
 from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.commands import check, why
@@ -69,16 +65,6 @@ def test_a_client_waits_for_the_server() -> None:
     assert first["total_ns"] == 401.1 * MS
     assert rows["wait_ns"][1:].tolist() == [10 * MS] * 2
     assert rows["exact"].all() and rows["certain"].all() and not rows["pipelined"].any()
-
-
-def test_a_server_thinks() -> None:
-    rows = cut(server())
-    assert len(rows) == 3
-    assert not rows["is_client"].any()
-    assert rows["think_ns"].tolist() == [400 * MS] * 3
-    assert rows["wait_ns"].tolist() == [4 * MS, 11 * MS, 11 * MS]
-    assert (rows["network_ns"] == NULL).all() and (rows["read_ns"] == NULL).all()
-    assert rows["exact"].all()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
@@ -150,15 +136,6 @@ def test_a_segment_that_comes_again_begins_nothing() -> None:
     one.segment(30)
     rows = cut(one)
     assert rows[["request_bytes", "response_bytes", "think_ns"]].tolist() == [(100, 100, 2 * MS)]
-
-
-def test_a_client_counts_what_it_sent_again() -> None:
-    one = Socket().open(1, active=True)
-    one.send(5, 100)
-    one.put(205, 2, callvalue=one.acked, seg_len=100)
-    one.segment(206, 100)
-    rows = cut(one)
-    assert rows["retransmits"].tolist() == [1]
 
 
 def test_segments_out_of_order_have_arrived_when_the_hole_is_filled() -> None:
@@ -349,17 +326,6 @@ def test_without_calls_an_ack_tells_when_a_request_was_sent() -> None:
     assert 16_000 <= row["uncertain_ns"] <= 10 * MS + 32_000  # it read within the last 10 ms
 
 
-def test_without_calls_the_second_part_of_a_request_may_have_been_written_later() -> None:
-    """Two segments are acknowledged together: when the first was sent is known, not the second."""
-    one = Socket().open(1, active=True)
-    one.write(120)
-    one.segment(450, 500, srtt_us=200 + (400_000 - 200) // 8, packets_out=2)
-    one.receive(450, 500)
-    (row,) = cut(one, calls=False)
-    assert abs(row["start_ns"] - 50 * MS) < 16_000
-    assert row["uncertain_ns"] >= row["think_ns"] > 399 * MS
-
-
 def test_without_calls_an_answer_that_lies_is_a_bound_of_the_next_pause() -> None:
     """Whether the client read it at 10 or at 60 ms is not known: nor what its pause was."""
     one = Socket().open(1, active=True)
@@ -391,20 +357,6 @@ def test_a_proxy_says_whom_it_waited_for(tmp_path: Path) -> None:
     whole["pid"][:] = 7
     whole["start_ns"][whole["side"] == "client"] -= 2 * MS
     assert asked_meanwhile(served, whole, 5) == {}, "it was asked before"
-
-
-def test_what_bounds_leave_open_is_not_named(tmp_path: Path) -> None:
-    one, two = Socket().open(1, active=True), Socket().open(1, active=True)
-    for socket, segments in ((one, 1), (two, 2)):
-        socket.write(120)
-        socket.segment(450, 500, srtt_us=200 + (400_000 - 200) // 8, packets_out=segments)
-        socket.read = socket.arrived
-        socket.put(450.1, 5)
-    for socket, said in ((one, "waiting for the server's answers"),
-                         (two, "largest part of their time is not")):
-        path = write_requests(tmp_path / f"{said[:2]}.pm", socket,
-                              locations={"SEGMENT_RECEIVED": "btf"})  # fmt: skip
-        assert said in CliRunner().invoke(command, [str(path)], standalone_mode=False).output
 
 
 def test_several_at_once_holds_for_the_whole_connection_and_its_other_end(tmp_path: Path) -> None:
@@ -481,15 +433,6 @@ def test_rows_of_a_file_and_the_command(tmp_path: Path) -> None:
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_request_has_its_time_of_day(tmp_path: Path) -> None:
-    clock = (5 * MS, 1_795_633_144 * 1_000_000_000, 0)  # the first request is written at 5 ms
-    table = exchanges(str(write_requests(tmp_path / "a.pm", client(count=2), clock=clock)))
-    assert table["start"].tolist() == ["2026-11-25T18:59:04.000000Z", "2026-11-25T18:59:04.411100Z"]
-    assert as_arrow(table)["start"].to_pylist() == table["start"].tolist()
-    unknown = exchanges(str(write_requests(tmp_path / "b.pm", client())))
-    assert set(unknown["start"]) == {None}
-
-
 def test_a_connection_can_be_chosen(tmp_path: Path) -> None:
     path = write_requests(tmp_path / "a.pm", client(), client(conn_id=9, lport=41000))
     done = CliRunner().invoke(command, [str(path), "--json", "-p", "41000.80"],
@@ -516,15 +459,6 @@ def test_a_condition_chooses_requests(tmp_path: Path, capsys: pytest.CaptureFixt
     assert begin != "0.000000"  # seconds since the capture's first exchange, whatever is chosen
     assert told("lport == 9") == (3, "no such exchange in this capture\n")
     assert run(command, prog="tcpkmon requests", args=[path, "--where", "think_ms > 1"]) == 2
-
-
-def test_why_says_whose_program_it_was(tmp_path: Path) -> None:
-    path = write_requests(tmp_path / "a.pm", client(count=1), server(count=1))
-    done = CliRunner().invoke(why.command, [str(path)], standalone_mode=False)
-    assert "waited 400 ms for the server's answer, 96 % of the time" in done.output
-    assert "its own program took 400 ms to answer, 96 % of the time" in done.output
-    assert "look at the sender" not in done.output
-    assert "capture there too" not in done.output
 
 
 ASKED = {"think_ns": 900 * MS, "network_ns": 100 * MS, "read_ns": 0, "uncertain_ns": 3000 * MS,
@@ -554,31 +488,6 @@ def test_what_nagle_or_a_loss_holds_back_is_no_waiting_for_the_server() -> None:
         "its own program paused 200 ms before the next request",
         "waited 100 ms for the path's round trips",
     ]
-
-
-@pytest.mark.parametrize("size", [100, 2, 1])
-def test_exchanges_that_overlap_count_once(size: int) -> None:
-    """Each moment is of the first exchange that covers it, in whichever pieces they come."""
-    streams = Streams(False)
-    streams.places.of(np.array([7, 8], np.uint64), np.ones(2, np.bool_))
-    asked, ms = Asked(streams), []
-    for start, request, network, think, read in (
-        (0, 10, 20, 70, 0), (30, 10, 20, 70, 0), (40, 0, 20, 0, 0), (90, 0, 20, 100, 10),
-    ):  # fmt: skip
-        total = request + network + think + read
-        ms.append((start, request, network, think, 0, read, total, 100))
-    names = ["start_ns", "request_ns", "network_ns", "think_ns", "response_ns", "read_ns",
-             "total_ns", "response_bytes"]  # fmt: skip
-    rows = np.zeros(2 * len(ms), EXCHANGE)
-    for name, values in zip(names, np.array(ms).T, strict=True):
-        rows[name] = np.repeat(values, 2)
-    rows["place"], rows["wait_ns"] = np.tile([0, 1], len(ms)), NULL
-    for low in range(0, len(rows), size):
-        asked.add(rows[low : low + size])
-    for place in (0, 1):  # 0 to 100, 100 to 130, nothing, 130 to 220
-        sums = {name: int(asked._kept.of(f"{name}_ns")[place]) for name in
-                ("network", "think", "read")}  # fmt: skip
-        assert sums == {"network": 20, "think": 70 + 30 + 80, "read": 10}
 
 
 def test_parts_are_of_the_same_exchanges_and_few_have_no_percentiles(tmp_path: Path) -> None:
@@ -681,14 +590,6 @@ def test_assertions_on_requests(tmp_path: Path) -> None:
         ("request.nothing < 1", 2), ("request.think_ms < 1s and rport == 80", 6),
     ):  # fmt: skip
         assert run(check.command, ["--unproven-ok", path, text], "x") == code, text
-
-
-def test_many_connections_at_once_are_ranked_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """int64 has room for 2^20 groups of positions; here for two."""
-    sockets = [client(think=100 * number, conn_id=number) for number in range(1, 6)]
-    whole = cut(*sockets)
-    monkeypatch.setattr(ranked, "AT_ONCE", 2)
-    assert len(whole) == 15 and (cut(*sockets) == whole).all()
 
 
 def test_a_capture_without_records_has_no_requests(tmp_path: Path) -> None:

@@ -9,16 +9,13 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 import tcpkmon
-from tcpkmon.formats.base import cli, table_file
-from tcpkmon.formats.base.arrow import encode
+from tcpkmon.formats.base import cli
 from tcpkmon.formats.commands.export import command
-from tcpkmon.formats.psc import lines
 from tcpkmon.formats.psc.tables import Snapshots
 from tests.unit.pmgraph_capture import Builder, mapped, merge, sawtooth
 
@@ -124,31 +121,6 @@ def test_losses_and_a_missing_end_are_told(tmp_path, capsys):
     assert len((tmp_path / "x.csv").read_text().splitlines()) == 1 + 21
 
 
-def test_losses_are_counted_while_the_file_is_read(tmp_path, monkeypatch):
-    builder = Builder(tcpkmon=True)
-    for lost in (7, 0, 70_000):
-        sawtooth(builder, 1055, 5050, 1, rounds=20)
-        builder.lose(lost, 1.0)
-    path = builder.write(tmp_path / "gaps.pm")
-    with tcpkmon.open(path) as found:
-        wanted = found.lost
-    for rows in (None, 7):
-        with tcpkmon.open(path) as found:
-            assert len(read(Snapshots(found, ["lport"], True), rows=rows)) > 0
-            assert wanted == sum(gap.missing for gap in found.gaps())
-            assert not found.unplaced
-            monkeypatch.setattr(found, "columns", None)  # they are not read again
-            assert found.lost == wanted
-    monkeypatch.setattr(lines, "_PAGE_BYTES", 1000)
-    for form in ("csv", "json"):
-        with tcpkmon.open(path) as found:
-            found.write_text(form, io.BytesIO())
-            assert not found.unplaced
-            monkeypatch.setattr(found, "columns", None)
-            assert found.lost == wanted
-    assert wanted > 70_000
-
-
 def test_an_empty_capture_gives_an_empty_table(tmp_path):
     builder = Builder(tcpkmon=True)
     builder.end(1.0)
@@ -195,45 +167,3 @@ def test_rows_without_an_id_stand_together_by_their_ports(tmp_path):
     table = pyarrow.parquet.read_table(out, columns=keys)
     rows = [tuple(row.values()) for row in table.to_pylist()]
     assert len(rows) == 60 and rows == sorted(rows)
-
-
-def test_columns_are_encoded_by_what_they_hold():
-    table = pyarrow.table({
-        "same": pyarrow.array([7] * 2000, pyarrow.uint32()),
-        "few": pyarrow.array([1, 2] * 1000, pyarrow.uint64()),
-        "many": pyarrow.array(range(2000), pyarrow.timestamp("us", "UTC")),
-        "name": pyarrow.array(["a", "b"] * 1000).dictionary_encode(),
-    })  # fmt: skip
-    chosen = table_file.encodings(table)
-    assert chosen["use_dictionary"] == ["name"]
-    assert chosen["column_encoding"] == {
-        "same": "PLAIN", "few": "PLAIN", "many": "DELTA_BINARY_PACKED"
-    }  # fmt: skip
-    codecs = {"same": "lz4", "few": "zstd", "many": "lz4", "name": "lz4"}
-    assert chosen["compression"] == codecs and chosen["compression_level"] == {"few": 1}
-
-
-@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.uint64, "S16", "V8", "S5"])
-@pytest.mark.parametrize("length", [1, 2, 9])
-def test_values_are_encoded_whether_they_repeat_or_not(kind, length):
-    for count in (0, 1, 2, 300):
-        numbers = np.arange(count) // length * 0x0101 % 0x5F5F
-        wide = numbers.astype("<u8") << 32 if kind != "S5" else numbers
-        raw = wide.astype("<u8").view("V8") if np.dtype(kind).kind in "SV" else numbers
-        values = np.zeros(count, kind)
-        if np.dtype(kind).kind in "SV":
-            size = np.dtype(kind).itemsize
-            places = slice(max(size - 8, 0), size)  # what differs stands last
-            values.view(np.uint8).reshape(count, size)[:, places] = raw.view(np.uint8).reshape(
-                count, 8
-            )[:, : min(size, 8)]
-        else:
-            values[:] = raw.astype(kind)
-        encoded = encode(values)
-        known = encoded.dictionary.to_pylist()
-        assert len(known) == len(set(known))
-        got = [known[place] for place in encoded.indices.to_pylist()]
-        wanted = values.tolist() if values.dtype.kind in "iu" else [bytes(v) for v in values]
-        if values.dtype.kind == "S":
-            wanted = [bytes(v).ljust(values.dtype.itemsize, b"\0") for v in values]
-        assert got == wanted

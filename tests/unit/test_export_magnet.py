@@ -15,7 +15,6 @@ import pytest
 import tcpkmon
 from tcpkmon.collector.commands.tcpkmon import command
 from tcpkmon.formats.base import cli
-from tcpkmon.formats.base.control import LossCause
 from tcpkmon.formats.export.magnet import convert, write
 from tcpkmon.formats.magnet.header import MagnetFile
 from tcpkmon.formats.magnet.layout import CLOCK, FIRST_EVENT, LOST, MARK, MOST_LOST
@@ -26,7 +25,6 @@ from tests.unit.klogger_samples import sample_header, write_big_endian
 from tests.unit.log_builder import clean_log
 from tests.unit.magnet_builder import (
     LEAN,
-    MONO_NS,
     MagnetBuilder,
     clean_file,
 )
@@ -78,42 +76,6 @@ def test_a_log_becomes_what_was_written_before(name: str, tmp_path: Path) -> Non
     ]
     assert told[0] == told[1]
     assert (np.diff(made["timestamp"][own[1]].astype(np.int64)) >= 0).all()
-
-
-def test_lean_records(tmp_path: Path) -> None:
-    path = clean_file(tmp_path / "a").write()
-    rows = rows_of(path)
-    assert rows.dtype.itemsize == 24
-    with MagnetFile(path) as file:
-        names = {kind.code: kind.name for kind in file.kinds}
-        header = file.header
-    assert names[FIRST_EVENT] == "MAGNET_SOCK_SEND"
-    assert "MAGNET_KLOGGER_START" not in names.values()
-    assert header["clock"]["mono_ns"] == MONO_NS and header["tick_ns"] == 1
-    assert header["settings"] == {"hz": 250}, "addresses and ports are not in it"
-    assert b"192.0.2.1" not in path.read_bytes() and b"5001" not in path.read_bytes()
-    of = {name: rows[rows["event"] == code] for code, name in names.items()}
-    assert len(of["MAGNET_CONNECTION"]) == 1 and of["MAGNET_CONNECTION"]["size"][0] == 0
-    assert of["MAGNET_SOCK_SEND"]["sockid"].tolist() == [1 + n % 3 for n in range(20)]
-    assert set(of["MAGNET_SOCK_SEND"]["timestamp"].tolist()) == {MONO_NS - 5}, "when it began"
-    assert (np.diff(of["MAGNET_TCP_SEND"]["timestamp"].astype(np.int64)) > 0).all()
-    assert of["MAGNET_SOCK_RECV"]["size"].tolist() == [100] * 20 + [-11]
-    assert (of["MARK"]["sockid"].tolist(), of["MARK"]["size"].tolist()) == ([5], [99])
-
-
-def test_cpus_are_merged_by_time_and_lost_is_in_its_place(tmp_path: Path) -> None:
-    made = MagnetBuilder(tmp_path / "a")
-    made.log("IP_SEND", 0, 2, size=1).log("DEV_SEND", 1, 2, size=2).lose("IP_SEND", 0, 5)
-    made.log("IP_SEND", 0, 1, size=3).lose("IP_SEND", 1, 1).log("DEV_SEND", 1, 1, size=4)
-    rows = rows_of(made.lose("SOCK_RECV", 0, 7).write())
-    rows = rows[rows["event"] != CLOCK]
-    lost = rows["event"] == LOST
-    assert rows["size"].tolist() == [1, 1, 2, 2, 5, 3, 1, 4, 7]
-    assert np.flatnonzero(lost).tolist() == [4, 6, 8]
-    assert set(rows["sockid"][lost].tolist()) == {LossCause.KERNEL}
-    assert (np.diff(rows["timestamp"].astype(np.int64)) >= 0).all()
-    with tcpkmon.open(tmp_path / "a") as reader:
-        assert reader.lost == 13 and reader.complete and not reader.damaged
 
 
 def test_more_than_one_record_can_count(tmp_path: Path) -> None:

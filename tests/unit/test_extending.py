@@ -8,21 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from tcpkmon.collector.linux.kernel_constants import Facts
-from tcpkmon.collector.plan import extension, schema_sources
+from tcpkmon.collector.plan import extension
 from tcpkmon.collector.plan.columns import EVENT, choose_columns, locations_of, make_layout
-from tcpkmon.collector.plan.extension import find_fills, own_columns, own_locations, tcp_schema
+from tcpkmon.collector.plan.extension import own_columns, own_locations, tcp_schema
 from tcpkmon.collector.plan.filters import Filters
 from tcpkmon.collector.plan.request import check_request, make_request
 from tcpkmon.collector.plan.schema_lint import check_sources
 from tcpkmon.collector.plan.schema_sources import Source, find_sources
-from tcpkmon.collector.plan.tcp_codegen import Switches, snapshot_lines
 from tcpkmon.collector.ring.points import FIRST_OWN
 from tcpkmon.formats.base.errors import SchemaError, UsageError
 from tcpkmon.formats.klogger.describe import describe_snapshot
 from tcpkmon.formats.psc.description import Description
 from tcpkmon.formats.psc.header import decode_header, encode_header, writer_header
-from tcpkmon.formats.schema import Schema, extended_by, format_schema, load, parse
+from tcpkmon.formats.schema import Schema, format_schema, load, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 WAKEUPS = ROOT / "docs" / "examples" / "wakeups"
@@ -63,13 +61,6 @@ def test_fields_members_and_enums_are_added_in_any_order() -> None:
         assert parse(format_schema(schema)) == schema
     both = merged(base=BASE, more=more, third="extends base\nevent E { int d }")
     assert [field.name for field in both.event("E").fields] == ["a", "b", "c", "d"]
-
-
-def test_an_extension_alone_is_written_as_it_is_read() -> None:
-    schema = parse(CONF, "wakeups.conf")
-    assert (schema.extends, extended_by(CONF)) == ("tcp", "tcp")
-    assert parse(format_schema(schema)) == schema != parse(CONF.replace("extends tcp;", ""))
-    assert extended_by("event E { }") == ""
 
 
 @pytest.mark.parametrize(
@@ -147,32 +138,6 @@ def test_each_mistake_has_its_place(folder: Path, old: str, new: str, problem: s
 def test_only_tcp_can_be_extended(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"wakeups\.conf extends 'sched': only the schema tcp"):
         find(folder, CONF.replace("extends tcp", "extends sched"))
-
-
-def test_a_probe_of_what_nobody_declares(folder: Path) -> None:
-    sources = find(folder, "", '"DATA_READY", ', '"DATA_REDY", ')
-    assert [str(one).split(": ", 1)[1] for one in check_sources(sources).problems] == [
-        "expected the name of an event, found unknown 'DATA_REDY' (did you mean 'DATA_READY'?)",
-        "expected a PROBE() of DATA_READY in the C file",
-    ]
-
-
-def test_the_fill_is_called_behind_zeros(folder: Path) -> None:
-    sources = find(folder, CONF.replace("uint quiet_ms", "string16 quiet_ms"))
-    schema = tcp_schema(sources)
-    fills = find_fills(schema_sources.read_texts(sources))
-    assert fills == ("wakeups",)
-    layout = make_layout(schema, choose_columns(schema.event(EVENT), "all"), ())
-    facts = Facts(hz=250, page_size=4096, skb_size=232, mss_overhead=320)
-    text = "\n".join(snapshot_lines(layout, facts, Switches(("DATA_READY",)), {}, fills))
-    assert "#define LOCATION_DATA_READY 26" in text
-    assert "#define KLOGGER_ENABLED_DATA_READY 1" in text
-    call = "wakeups_fill(direct, watched, tp, entry);"
-    assert f"do {{ SET(pmtu, 0); COPY(quiet_ms, 0); {call} }}" in text
-    plain = tcp_schema(find_sources(["tcp"]))
-    layout = make_layout(plain, choose_columns(plain.event(EVENT), "all"), ())
-    text = "\n".join(snapshot_lines(layout, facts, Switches(()), {}))
-    assert "#define FILL_OWN(direct, watched, tp, entry) do {  } while (0)" in text
 
 
 def test_a_capture_of_it_is_a_psc_file_by_default(folder: Path) -> None:

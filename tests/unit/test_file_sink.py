@@ -50,13 +50,6 @@ def test_writes_after_what_is_there(case: Case) -> None:
     assert case.path.read_bytes() == b"header" + entries(5)
 
 
-def test_short_writes_go_on(case: Case) -> None:
-    case.calls.fail("write", SHORT)
-    assert case.sink.write(entries(40)).error is None
-    assert case.data == entries(40)
-    assert case.calls.counts["write"] > 5
-
-
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_whole_entries_are_kept_and_writing_goes_on(case: Case, code: int) -> None:
     case.calls.fail("write", SHORT, 1)
@@ -68,14 +61,6 @@ def test_whole_entries_are_kept_and_writing_goes_on(case: Case, code: int) -> No
     assert case.data == entries(kept)
     assert case.sink.write(entries(4, kept)).error is None
     assert case.data == entries(kept + 4)
-
-
-def test_whole_means_all_or_none(case: Case) -> None:
-    case.calls.fail("write", SHORT, 1)
-    case.calls.fail("write", errno.ENOSPC, 2)
-    outcome = case.sink.write(entries(20), whole=True)
-    assert outcome.kept_bytes == 0
-    assert case.data == b""
 
 
 def test_half_an_entry_that_cannot_be_cut_off_is_cut_off_later(case: Case) -> None:

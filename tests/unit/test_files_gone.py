@@ -149,19 +149,6 @@ def test_a_folder_that_is_moved_is_told(
         assert gone == ({"0": 10, "1": 10} if make is LogMaker else {"": 10 * CPUS})
 
 
-@pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("rotates", [False, True])
-def test_nothing_is_told_of_files_that_are_there(
-    tmp_path: Path, make: type[Maker | LogMaker], rotates: bool
-) -> None:
-    maker = make(tmp_path / "out", rotates=rotates)
-    maker.records(10)
-    if rotates:
-        maker.rotate()
-    maker.close()
-    assert maker.stream.gone == {}
-
-
 def test_a_folder_that_was_removed_and_made_again_ends_the_capture(tmp_path: Path) -> None:
     maker = Maker(tmp_path / "out")
     maker.records(10)

@@ -25,14 +25,6 @@ def address(text: str) -> filters.Address:
 LOCAL, REMOTE = address("192.0.2.1"), address("198.51.100.2")
 
 
-def test_nothing_given_filters_nothing() -> None:
-    empty = parse()
-    assert empty == Filters()
-    assert empty.flags == 0
-    assert empty.describe() == {}
-    assert passes(empty, LOCAL, 1, REMOTE, 2)
-
-
 def test_port_lists() -> None:
     assert parse(ports="5001").ports == (5001,)
     assert parse(ports="5203,5201-5202, 1,5201").ports == (1, 5201, 5202, 5203)
@@ -137,15 +129,10 @@ def test_a_machine_without_cgroup2(tmp_path: Path) -> None:
 
 def test_map_entries_byte_for_byte() -> None:
     given = Filters(
-        ports=(80,),
-        local_ports=(80, 81),
-        remote_ports=(81,),
-        pairs=((1055, 5050),),
+        ports=(80,), local_ports=(80, 81), remote_ports=(81,), pairs=((1055, 5050),),
         addresses=(ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_network("2001:db8::/32")),
-        family=6,
-        cgroups=(filters.Cgroup("/x", 1 << 40, 3),),
-        pids=(77,),
-    )
+        family=6, cgroups=(filters.Cgroup("/x", 1 << 40, 3),), pids=(77,),
+    )  # fmt: skip
     one = struct.pack("=I", 1)
     entries = given.entries()
     assert entries["filter_ports"] == [

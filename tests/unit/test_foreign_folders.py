@@ -237,10 +237,9 @@ def test_no_link_is_repaired_into_the_folder(folder: Path, secret: Path, tmp_pat
     known = verify_file(secret).part
     made, until_s = 0, time.monotonic() + RACE_S
     with (
-        Swapper(folder, hidden(name), secret),
-        patch("tcpkmon.collector.linux.privileges.settle"),
+        Swapper(folder, hidden(name), secret), patch("tcpkmon.collector.linux.privileges.settle"),
         patch("tcpkmon.collector.daemon.repairing.say", lambda text: None),
-    ):
+    ):  # fmt: skip
         while time.monotonic() < until_s:
             put(content, folder / hidden(name))
             with suppress(FileNotFoundError, FileError):

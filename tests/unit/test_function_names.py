@@ -10,7 +10,6 @@ import pytest
 
 from tcpkmon.collector.linux import kallsyms
 from tcpkmon.collector.plan.event_layout import ring_dtype
-from tcpkmon.collector.plan.probes import address_lines
 from tcpkmon.collector.writer.function_names import FunctionNames, sleep_class
 from tcpkmon.formats.schema import parse, place_fields
 
@@ -92,18 +91,3 @@ def test_names_and_classes_are_filled_in(listing: Path, kept: int) -> None:
 )  # fmt: skip
 def test_classes_of_sleeps(function: bytes, expected: str) -> None:
     assert sleep_class(function) == expected
-
-
-def test_addresses_in_c_text() -> None:
-    known = {"wait_woken": (0x10, 4), "__sched_text_start": (0x20, 0)}
-    text = """
-    /* ADDRESS(commented) */
-    if (place - ADDRESS(__sched_text_start) < 5 && !IN_FUNCTION(frames[i], wait_woken))
-        return ADDRESS( wait_woken ) + THE_ADDRESS(not_this);
-    """
-    assert address_lines(text, lambda name: known[name]) == [
-        "#define KLOGGER_ADDRESS___sched_text_start 0x20ull",
-        "#define KLOGGER_BYTES___sched_text_start 0ull",
-        "#define KLOGGER_ADDRESS_wait_woken 0x10ull",
-        "#define KLOGGER_BYTES_wait_woken 4ull",
-    ]

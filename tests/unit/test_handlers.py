@@ -29,11 +29,13 @@ class Marking:
         self.numbers += [mark.number for mark in marks]
         return True
 
-    def read_switches(self) -> None:
-        return
-
     buffer_bytes = low_water_percent = shed_level = 0
     cpus = ()
+
+    def nothing(self, *_: Any) -> None:
+        return
+
+    read_switches = switched = changed = pause = push = release = free = resume = resize = nothing
 
     def limits(self) -> dict[int, int]:
         return {}
@@ -41,38 +43,14 @@ class Marking:
     def filters_in_force(self) -> int:
         return 0
 
+    def drain(self) -> list[Any]:
+        return []
+
     def states(self) -> dict[str, tuple[int, int]]:
         return {name: (number, state) for number, (name, state) in enumerate(self.on.items())}
 
     def switch(self, names: list[str], on: bool) -> None:
         self.on.update(dict.fromkeys(names, int(on)))
-
-    def switched(self, names: list[str]) -> None:
-        return
-
-    def changed(self, changes: Any) -> None:
-        return
-
-    def pause(self) -> None:
-        return
-
-    def push(self, batches: Any) -> None:
-        return
-
-    def drain(self) -> list[Any]:
-        return []
-
-    def release(self, until_ns: int) -> None:
-        return
-
-    def free(self) -> None:
-        return
-
-    def resume(self) -> None:
-        return
-
-    def resize(self, pages: int, low_water_bytes: int) -> None:
-        return
 
     def describe(self, settings: dict[str, Any]) -> None:
         self.told |= settings
@@ -105,17 +83,6 @@ def test_what_a_killed_process_switched_off_can_be_switched_on(
     assert handlers.enabled
     kernel.on["C"] = -1  # a place that this kernel does not have
     assert kernel.on == left
-
-
-def test_what_a_switch_drains_is_released_as_in_each_round() -> None:
-    """Records stay in rings that outlive a kill until they are in the file."""
-    kernel = cast(Any, Marking(1))
-    handlers = Handlers(Request(Filters(), "x.pm"), kernel, kernel, kernel, dict, dict)
-    released: list[str] = []
-    kernel.free = lambda: released.append("at once")
-    handlers.free = lambda: released.append("when written")
-    handlers.set_enabled(None, False)
-    assert released == ["when written"]
 
 
 def test_the_next_file_says_how_large_the_rings_are() -> None:

@@ -100,15 +100,6 @@ def test_a_record_of_another_time_does_not_fill_the_memory(
     assert peak < 32 << 20
 
 
-def test_a_loss_within_a_microsecond_long_after_the_first_record(tmp_path: Path) -> None:
-    builder = Builder(tcpkmon=True)
-    far = 1_500_000_000.0  # so late that cells of the terminal have the same time
-    builder.add(far, conn_id=1, snd_cwnd=5)
-    builder.lose(3, far)
-    builder.add(far + 1e-6, conn_id=1, snd_cwnd=6)
-    assert "3 records lost" in draw(builder.write(tmp_path / "late.pm"))
-
-
 def run(command: Any, *args: object) -> int:
     return cli.run(command, [str(arg) for arg in args], prog="x")
 

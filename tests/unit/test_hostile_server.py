@@ -133,11 +133,9 @@ WRONG = (
 
 @pytest.mark.parametrize("result", WRONG)
 def test_status_tells_what_makes_no_sense(
-    result: bytes,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    result: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.setenv("TCPKMON_RUN", str(tmp_path))
     with serving(tmp_path, telling(result)):
         assert run(tcpkmon.command, ["status"], "tcpkmon") == 1

@@ -167,11 +167,6 @@ def test_without_transmit_retransmissions_have_records(tmp_path: Path) -> None:
     assert pick(found, "match") == [("time",), ("record",)]
 
 
-def test_without_acks_in_the_records(tmp_path: Path) -> None:
-    found = rows(tmp_path, SENDS, pcapng((4.9, packet(*IN, 9000, 2000), 0)), leave="seg_ack")
-    assert pick(found, "match", "record") == [("record", "3")]
-
-
 def test_sequence_numbers_that_wrap(tmp_path: Path) -> None:
     top = (1 << 32) - 500
     found = rows(tmp_path, [sent(0, top, 3000)], pcapng(
@@ -179,17 +174,6 @@ def test_sequence_numbers_that_wrap(tmp_path: Path) -> None:
         (0.2, packet(*OUT, top + 1400, 9000, 1600), 1600),
     ))  # fmt: skip
     assert pick(found, "match") == [("part",), ("part",)]
-
-
-def test_packets_at_the_edges_of_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tcpkmon.formats.packets import reading
-
-    acks = [received(10 + n / 10, 9000, 1000) for n in range(40)]
-    packets = [(n / 10, packet(*IN, 9000, 1000), 0) for n in range(40)]
-    whole = rows(tmp_path, acks, pcapng(*packets))
-    monkeypatch.setattr(reading, "_BATCH", 25)
-    assert pick(rows(tmp_path, acks, pcapng(*packets)), "record") == pick(whole, "record")
-    assert len({row["record"] for row in whole}) == 40
 
 
 def test_all_other_blocks_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,21 +201,6 @@ def test_tshark_reads_both_comments(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "tcpkmon in before (record 3): SEGMENT_RECEIVED" in text
     assert "tcpkmon in after: TRANSMIT" in text and "theirs" in text
-
-
-@pytest.mark.parametrize("ending", ["parquet", "arrow", "csv"])
-def test_tables_of_all_forms(tmp_path: Path, ending: str) -> None:
-    write(tmp_path / "a.pm", SENDS)
-    (tmp_path / "in.pcapng").write_bytes(pcapng((4.9, packet(*IN, 9000, 2000), 0)))
-    table = tmp_path / f"t.{ending}"
-    assert join(tmp_path / "a.pm", tmp_path / "in.pcapng", "--table", table) == 0
-    if ending == "parquet":
-        from pyarrow import parquet
-
-        (row,) = parquet.read_table(table).to_pylist()
-        assert row["after_cwnd"] == 11 and row["time"].nanosecond == 0
-        assert row["before_ca_state"] == "Open" and row["before_ssthresh"] is None
-    assert table.stat().st_size
 
 
 def test_errors_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,17 +74,6 @@ def test_a_later_start_reads_no_types(kernel: Kernel) -> None:
         later.find(Kind.STRUCT, "sock_common")
 
 
-def test_the_arguments_of_a_tracepoint_are_known_too(kernel: Kernel) -> None:
-    first = KernelAnswers()
-    (number,) = [n for n in range(1, first.count + 1) if first.kind(n) is Kind.FUNC_PROTO][:1]
-    expected = Btf.from_kernel().args(number)
-    assert expected
-    assert first.args(number) == expected
-    first.save()
-    kernel.hide()
-    assert KernelAnswers().args(number) == expected
-
-
 def test_another_boot_may_be_another_kernel(kernel: Kernel) -> None:
     first = KernelAnswers()
     ask(first)

@@ -7,7 +7,6 @@ import pytest
 
 from tcpkmon.collector.linux.btf import Btf
 from tcpkmon.collector.plan import kernel_types
-from tcpkmon.formats.base.errors import KernelError
 from tests.unit.btf_builder import Builder, sample
 
 
@@ -29,12 +28,6 @@ def test_names_come_from_code_in_order_and_not_from_strings() -> None:
         ("struct", "late"),
         ("struct", "loud"),
     ]
-
-
-def test_words_of_a_comment_are_no_types() -> None:
-    header = made_for("/* a struct for each, a struct sock_common here */ int x;")
-    assert "struct for" not in header
-    assert "#define HAVE_struct_sock_common 1" in header
 
 
 def test_the_texts_own_types_and_those_of_bpf_h_are_left_out() -> None:
@@ -123,27 +116,3 @@ def test_enums_with_what_they_have() -> None:
     for name in ("enum_state", "CLOSED", "MINUS"):
         assert f"#define HAVE_{name} 1" in header
     assert "nothing" not in header
-
-
-def test_an_enum_without_a_name_is_found_by_a_constant() -> None:
-    made = Builder()
-    made.enum("named", {"ONE": 1})
-    made.enum("", {"TWO": 2})
-    made.enum("", {"THREE": 3, "FOUR": 4})
-    header = kernel_types.make(Btf(made.data()), "enum FOUR a; enum ONE b; enum FIVE c;")
-    assert "enum FOUR {\n\tTHREE = 3,\n\tFOUR = 4,\n};" in header
-    assert "#define HAVE_FOUR 1" in header
-    for absent in ("TWO", "HAVE_ONE", "FIVE"):
-        assert absent not in header
-
-
-def test_a_struct_within_itself_is_damage() -> None:
-    made = Builder()
-    made.struct("loop", 4, ("again", made.count + 1, 0))
-    with pytest.raises(KernelError, match="contains itself"):
-        kernel_types.make(Btf(made.data()), "struct loop;")
-    made = Builder()
-    made.struct("", 4, ("again", made.count + 1, 0))
-    made.struct("loop", 4, ("inner", made.count, 0))
-    with pytest.raises(KernelError, match="contains itself"):
-        kernel_types.make(Btf(made.data()), "struct loop;")

@@ -193,12 +193,6 @@ def test_merged_logs_are_in_time_order_and_whole(
     assert all(not reader.damage and not reader.losses.lost for reader in readers)
 
 
-def test_times_that_do_not_rise_at_all_still_come_out(tmp_path: Path) -> None:
-    readers = make_logs(tmp_path, [list(range(300, 0, -1)), list(range(0, 300))], per_dump=50)
-    found = [int(s) for batch in merge_logs(readers, 1) for s in batch.serials]
-    assert len(found) == sum(reader.losses.records for reader in readers)
-
-
 def test_logs_of_different_captures_are_not_merged(tmp_path: Path) -> None:
     one = LogReader(LogMaker().add("EMPTY").write(tmp_path / "one"))
     cases: list[dict[str, Any]] = [{"host": "elsewhere"}, {"kernel": "7.0"}]
@@ -221,13 +215,6 @@ def read_losses(path: Path) -> LogReader:
     return reader
 
 
-def test_gaps_in_serials_are_losses(tmp_path: Path) -> None:
-    maker = LogMaker().skip(3).add("EMPTY").skip(2).add("EMPTY").end_dump().skip(1)
-    losses = read_losses(maker.add("KLOGGER_FINISH").write(tmp_path / "log")).losses
-    assert (losses.missing, losses.gaps, losses.lost, losses.complete) == (6, 3, 6, True)
-    assert losses.describe() == "6 events lost; 6 serials missing in 3 gaps"
-
-
 def test_the_ledger_tells_losses_that_serials_do_not(tmp_path: Path) -> None:
     maker = LogMaker().add("EMPTY")
     maker.add("LEDGER", {"number": 44, "ring_full": 1, "filtered": 99, "in_file": 5})
@@ -243,12 +230,3 @@ def test_the_ledger_tells_losses_that_serials_do_not(tmp_path: Path) -> None:
         "12 events lost; 0 serials missing in 0 gaps "
         "(ring full 5, disk full 2, killed 1, missed by programs 4)"
     )
-
-
-def test_a_log_that_goes_on_after_a_pause_has_no_known_end(tmp_path: Path) -> None:
-    maker = LogMaker().add("KLOGGER_START").add("KLOGGER_FINISH")
-    assert read_losses(maker.write(tmp_path / "one")).tail == ""
-    maker.add("KLOGGER_START")
-    assert "KLOGGER_FINISH" in read_losses(maker.write(tmp_path / "two")).tail
-    maker.add("KLOGGER_FINISH")
-    assert read_losses(maker.write(tmp_path / "three")).tail == ""

@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import sys
-import zlib
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.limits import MOST_DUMP_BYTES
@@ -25,7 +21,6 @@ from tcpkmon.formats.klogger.describe import (
 )
 from tcpkmon.formats.klogger.encode import (
     Packed,
-    encode_preamble,
     finish_dump,
     pack_event,
     pack_records,
@@ -87,92 +82,14 @@ def test_a_dump_byte_for_byte() -> None:
     log = small_format()
     rows = ring_rows([struct.pack("<i", 1073), struct.pack("<i", -2)], 24 + 8)
     packed = pack_records(
-        np.array([44, 44], np.uint32),
-        rows,
-        np.array([8, 10], np.uint64),
-        np.array([1 << 32, (1 << 32) + 1], np.uint64),
-        log.payload_sizes,
-    )
+        np.array([44, 44], np.uint32), rows, np.array([8, 10], np.uint64),
+        np.array([1 << 32, (1 << 32) + 1], np.uint64), log.payload_sizes,
+    )  # fmt: skip
     # The ring's padding behind the payload is the kernel's zeros; here ring_rows() wrote rubbish.
     packed.body[24 + 4 : 32] = packed.body[32 + 24 + 4 : 64] = 0
     wrote = {"wrote_from": 100, "wrote_until": 200}
     begin = pack_event(log, "DUMP_BEGIN", {"index": 2, **wrote}, 7, 1000)
     assert finish_dump(log, 2, [begin, packed], 11, (1 << 32) + 2).hex() == DUMP.hex()
-
-
-def test_the_preamble_byte_for_byte() -> None:
-    header = small_format().header
-    data = encode_preamble(header)
-    magic, size, crc, zero = struct.unpack_from("<8sIIQ", data)
-    assert (magic, zero) == (b"KERNLOG\x01", 0)
-    assert size == len(data) - 24 and size % 8 == 0
-    assert crc == zlib.crc32(data[24:])
-    assert json.loads(data[24:]) == header
-    assert data[24:].rstrip(b" ").endswith(b"}")
-
-
-def test_a_header_says_where_each_field_stands() -> None:
-    header = sample_header()
-    events = {event["name"]: event for event in header["events"]}
-    assert events["KLOGGER_START"]["number"] == 32  # base comes first
-    assert events["EMPTY"]["size"] == 0
-    every = {field["name"]: field for field in events["EVERY"]["fields"]}
-    assert events["EVERY"]["size"] == 80
-    assert [every[name]["offset"] for name in "abcdefgh"] == [0, 2, 4, 8, 16, 24, 32, 40]
-    assert every["how"] == {
-        "name": "how", "kind": "enum", "signed": True, "offset": 48, "length": 4, "type": "policy",
-    }  # fmt: skip
-    assert [every[name]["kind"] for name in ("text", "raw", "addr")] == [
-        "string",
-        "bytes",
-        "address",
-    ]
-    assert header["schema"].count("\nevent ") == len(events)
-
-
-def plain_records(
-    numbers: list[int], payloads: list[bytes], serials: list[int], sizes: Any
-) -> bytes:
-    """What pack_records() must give, record by record."""
-    found = b""
-    for number, payload, serial in zip(numbers, payloads, serials, strict=True):
-        size = int(sizes[number])
-        body = payload[:size].ljust(size, b"\0")
-        found += struct.pack("<IIQQ", number, 24 + size, serial, serial * 7) + body
-    return found
-
-
-@given(st.data())
-def test_packing_is_what_the_plain_model_gives(data: st.DataObject) -> None:
-    sizes = np.full(256, -1, np.int64)
-    known = data.draw(st.lists(st.integers(0, 255), min_size=1, max_size=4, unique=True))
-    for number in known:
-        sizes[number] = 8 * data.draw(st.integers(0, 5))
-    numbers = data.draw(st.lists(st.sampled_from(known), max_size=40))
-    start = data.draw(st.sampled_from([0, 24]))
-    room = int(sizes.max())
-    payloads = [data.draw(st.binary(min_size=room, max_size=room)) for _ in numbers]
-    serials = list(range(5, 5 + len(numbers)))
-    stride = start + room + data.draw(st.integers(1, 24))
-    raw = np.full(len(numbers) * stride, 0xEE, np.uint8)
-    for place, payload in enumerate(payloads):
-        begin = place * stride + start
-        raw[begin : begin + room] = np.frombuffer(payload, np.uint8)
-    # As in a capture: most of a row belongs to no field of its type.
-    size = max(start + room, 1)
-    kind = np.dtype({"names": ["a"], "formats": ["u1"], "offsets": [0], "itemsize": size})
-    rows: Any = np.ndarray((len(numbers),), kind, raw.data, 0, (stride,))
-    packed = pack_records(
-        np.array(numbers, np.uint32),
-        rows,
-        np.array(serials, np.uint64),
-        np.array(serials, np.uint64) * np.uint64(7),
-        sizes,
-        start,
-    )
-    assert packed.numbers.tolist() == numbers
-    assert packed.body.tobytes() == plain_records(numbers, payloads, serials, sizes)
-    assert packed.first_serial == (5 if numbers else 0)
 
 
 def test_values_of_events_made_by_hand() -> None:
@@ -237,13 +154,9 @@ def test_a_snapshot_is_the_whole_ring_entry() -> None:
     log = LogFormat.of(header)
     raw = bytes(range(size))
     packed = pack_records(
-        np.array([SNAPSHOT_NUMBER]),
-        np.frombuffer(raw, f"V{size}"),
-        np.ones(1, np.uint64),
-        np.ones(1, np.uint64),
-        log.payload_sizes,
-        payload_start=0,
-    )
+        np.array([SNAPSHOT_NUMBER]), np.frombuffer(raw, f"V{size}"), np.ones(1, np.uint64),
+        np.ones(1, np.uint64), log.payload_sizes, payload_start=0,
+    )  # fmt: skip
     assert packed.body.tobytes()[24:] == raw
     row = packed.body[24:].view(log.event("SNAPSHOT").dtype)[0]
     assert row["lport"] == 20 * 256 + 21

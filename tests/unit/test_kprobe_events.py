@@ -30,9 +30,8 @@ p:tcpkmon_{NOBODY}x/p tcp_ack
 e:tcpkmon_{NOBODY}/eprobe syscalls/sys_enter_openat
 """
     assert stale_events(listing) == (
-        f"tcpkmon_{NOBODY}/p1_1_tcp_ack",
-        f"tcpkmon_{NOBODY}/r1_2_tcp_recvmsg",
-    )
+        f"tcpkmon_{NOBODY}/p1_1_tcp_ack", f"tcpkmon_{NOBODY}/r1_2_tcp_recvmsg",
+    )  # fmt: skip
 
 
 def test_events_are_made_and_removed_without_touching_others(tmp_path: Path) -> None:

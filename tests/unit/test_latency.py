@@ -21,17 +21,14 @@ from tcpkmon.formats.analysis.latency import (
     find_flows,
     make_report,
 )
-from tcpkmon.formats.analysis.latency.missing import NEVER, Windows
 from tcpkmon.formats.analysis.latency.peers import END, find_peers
 from tcpkmon.formats.analysis.latency.stages import Chain, State
-from tcpkmon.formats.analysis.latency.summary import class_of, middle_of
 from tcpkmon.formats.base.errors import DamagedError, UsageError
 from tests.unit.klogger_samples import LogMaker
 from tests.unit.magnet_log import (
     UDP,
     MagnetLog,
     packed,
-    write_bulk,
     write_folder,
 )
 
@@ -277,31 +274,6 @@ def test_equal_addresses_are_told_apart_by_sequence_numbers_and_time() -> None:
     assert find_peers(rows[:1].copy()).tolist() == [-1]
 
 
-def test_a_thousand_connections_are_not_mixed_up(tmp_path: Path) -> None:
-    report = measure(write_bulk(tmp_path, 3000, 1000))
-    assert len(report.flows) == 1000
-    for flow in report.flows:
-        sender, receiver = flow.connections
-        assert sender is not None and receiver == sender + 1
-        assert flow.size == flow.sizes[State.MEASURED] == 3 * 3 * 1448
-        assert flow.once["whole"].most_ns == 17_000
-
-
-def test_windows() -> None:
-    windows = Windows.of([(10, 20), (15, 30), (50, 60), (70, NEVER)])
-    assert windows.begins.tolist() == [10, 50, 70]
-    begins = np.array([0, 0, 30, 31, 49, 61, 100])
-    ends = np.array([9, 10, 31, 49, 50, 69, 101])
-    assert windows.touch(begins, ends).tolist() == [False, True, True, False, True, False, True]
-
-
-def test_classes_of_histograms_are_narrow() -> None:
-    values = np.unique(np.geomspace(1, 1 << 60, 5000).astype(np.int64))
-    middles = middle_of(class_of(values))
-    assert (np.abs(middles / values - 1) <= 1 / 128).all() or values[0] < 64
-    assert middle_of(class_of(np.array([0]))).tolist() == [0]
-
-
 def test_other_logs_are_refused(tmp_path: Path) -> None:
     maker = LogMaker()
     maker.add("SCHEDOUT", {"pid": 1})
@@ -315,7 +287,6 @@ def test_records_that_cover_each_other_without_end_are_refused(tmp_path: Path) -
     for at in range(3000):
         log.put("IP_SEND", 1000 + at, A, FIRST - at, FIRST + 1 + at)
     with (
-        open_log(write_folder(tmp_path, log)) as opened,
-        pytest.raises(DamagedError, match="again"),
-    ):
+        open_log(write_folder(tmp_path, log)) as opened, pytest.raises(DamagedError, match="again"),
+    ):  # fmt: skip
         list(Latency(opened))

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from tcpkmon.collector.commands import collect
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.commands.latency import command
 from tests.unit.magnet_log import write_folder
@@ -87,28 +86,3 @@ def test_losses_and_missing_ends_have_exit_code_3(
     path = cut.end_dump().write(tmp_path / "kernlog.dump.cpu0")
     assert run(path) == 3
     assert "tail unknown" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["-p", "80:81"], "not a connection"),
-        (["-o", "a.txt"], "unknown kind of picture"),
-        (["-o", "a.parquet", "-o", "b.parquet"], "one table already"),
-    ],
-)
-def test_wrong_arguments(
-    folder: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(folder, *words) == 2
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "words", [["--schema", "tcp"], ["--format", "psc"], ["-o", "-"], ["--schema", "sched"]]
-)
-def test_collect_says_what_it_cannot_measure(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.run(collect.command, ["--latency", *words, "--", "true"]) == 2
-    assert "--latency" in capsys.readouterr().err

@@ -35,27 +35,20 @@ def make_ledger() -> np.ndarray[Any, Any]:
 @pytest.fixture
 def written() -> Written:
     return Written(
-        entries=50,
-        last_seq=60,
-        checkpoints=3,
-        in_file=Counter({(0, 1): 7, (1, EXISTING): 9}),
-        queue_full=Counter({(0, 1): 2}),
-        disk_full=Counter({(1, 5): 4}),
+        entries=50, last_seq=60, checkpoints=3, in_file=Counter({(0, 1): 7, (1, EXISTING): 9}),
+        queue_full=Counter({(0, 1): 2}), disk_full=Counter({(1, 5): 4}),
         write_error=Counter({(0, 1): 6}),
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture
 def books() -> Books:
     return Books(
-        make_ledger(),
-        np.array([500, 600], np.uint64),
+        make_ledger(), np.array([500, 600], np.uint64),
         programs={"a": Program(1, 3, 4, 100, 2000), "b": Program(2, 0, 0, 0, 0)},
-        read={0: 490, 1: 580},
-        late={(0, 1): 5, (0, 3): 1},
-        ring_lost={1: 2**40},
+        read={0: 490, 1: 580}, late={(0, 1): 5, (0, 3): 1}, ring_lost={1: 2**40},
         online=frozenset({0}),
-    )
+    )  # fmt: skip
 
 
 def test_every_count_is_in_its_entry(books: Books, written: Written) -> None:

@@ -23,19 +23,23 @@ HEAVY = {
     "tcpkmon.formats.verify",
 }  # fmt: skip
 PROGRAM = """
-import sys
 from tcpkmon.collector.commands import collect
 collect.import_quietly()
 import tcpkmon.collector.writer.psc_codec
-print(*sys.modules)
 """
 
 
-def test_the_default_capture_imports_nothing_that_it_does_not_need() -> None:
+def loaded(program: str) -> set[str]:
+    """The modules that an interpreter has after this program."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    imported = set(done.stdout.split())
+        [sys.executable, "-c", f"{program}\nimport sys; print(*sys.modules)"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return set(done.stdout.split())
+
+
+def test_the_default_capture_imports_nothing_that_it_does_not_need() -> None:
+    imported = loaded(PROGRAM)
     assert "tcpkmon.collector.session.session" in imported
     assert not imported & HEAVY
 
@@ -43,23 +47,19 @@ def test_the_default_capture_imports_nothing_that_it_does_not_need() -> None:
 def test_the_options_of_a_capture_need_no_numpy() -> None:
     """The command line is there before import_quietly(), which keeps numpy from starting threads.
     """
-    program = "import sys; import tcpkmon.collector.commands.collect; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert not {"numpy", "tcpkmon.collector.session.session"} & set(done.stdout.split())
+    imported = loaded("import tcpkmon.collector.commands.collect")
+    assert not {"numpy", "tcpkmon.collector.session.session"} & imported
 
 
 def test_a_command_imports_no_other() -> None:
-    program = """
-import sys
-from tcpkmon.collector.commands.tcpkmon import command
-command.main(["verify", "--help"], standalone_mode=False)
-print(*sys.modules)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    imported = loaded(
+        "from tcpkmon.collector.commands.tcpkmon import command\n"
+        "command.main(['verify', '--help'], standalone_mode=False)"
     )
-    imported = set(done.stdout.split())
     assert "tcpkmon.formats.commands.verify" in imported
     assert not imported & {"tcpkmon.collector.loader.prepare", "tcpkmon.formats.commands.why"}
+
+
+def test_the_package_loads_nothing_before_it_is_used() -> None:
+    heavy = {"numpy", "pandas", "pyarrow", "rich", "click", "pyroute2", "bcc"}
+    assert not heavy & loaded("import tcpkmon")

@@ -73,17 +73,6 @@ def test_without_such_a_library_nothing_is_written(monkeypatch: Any, tmp_path: P
         assert raised.value.hint and len(raised.value.lines()) == 1
 
 
-def test_texts_of_a_file_without_end_do_not_fill_the_memory(monkeypatch: Any) -> None:
-    monkeypatch.setattr(native, "MOST_TEXT_BYTES", 20_000)
-    plan = Plan([Cell("", Kind.TEXT, 0, 4, text=lambda value: value.hex())], "\n", 4)
-    writer = native.Writer([plan])
-    data = np.arange(20_000, dtype="<u4").view(np.uint8)
-    assert b"".join(writer.write(Rows(data, 20_000))).decode().split() == [
-        number.to_bytes(4, "little").hex() for number in range(20_000)
-    ]
-    assert writer._text_bytes < 40_000
-
-
 def test_all_cells_share_the_memory_for_texts(monkeypatch: Any) -> None:
     monkeypatch.setattr(native, "MOST_TEXT_BYTES", 20_000)
     cells = [Cell(";", Kind.TEXT, 4 * at, 4, text=lambda value: value.hex()) for at in range(50)]

@@ -10,7 +10,7 @@ import pytest
 from tcpkmon.formats.klogger.logs import open_sources
 from tcpkmon.formats.klogger.reader import LogReader
 from tcpkmon.formats.verify import verify_folder, verify_log
-from tests.unit.forging_logs import LogFile
+from tests.unit.forging import LogFile
 from tests.unit.makers import CPUS, LogMaker
 
 LOG = "kernlog.dump.cpu"

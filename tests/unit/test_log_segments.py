@@ -20,7 +20,6 @@ from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.base.segments import find_segments
 from tcpkmon.formats.commands.decode import command as decode
-from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import repair_folder, verify_log
 from tests.unit.makers import CPUS, LogMaker, make_logs
 from tests.unit.test_chain import verify, whats
@@ -47,19 +46,6 @@ def test_a_chain_adds_up_and_is_read_as_one_log(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]
     assert [line["name"] for line in lines] == [path.name for path in paths]
     assert {(line["records"], line["lost"]) for line in lines} == {(40 * CPUS, 0)}
-
-
-def test_readers_count_losses_of_a_segment_and_of_all(tmp_path: Path) -> None:
-    make_logs(tmp_path / "out", segments=3, count=20, lose=4)
-    with tcpkmon.open(tmp_path / "out") as reader:
-        assert reader.lost == 3 * 4 * CPUS
-    for path in find_segments(tmp_path / "out"):
-        with tcpkmon.open(path.path(tmp_path / "out")) as reader:
-            assert reader.lost == 4 * CPUS
-    with open_log(tmp_path / "out") as log:
-        for one in log.readers:
-            list(one.batches())
-            assert one.losses.counted == (3 * 4, 3 * 4)  # by serials, and by the ledger
 
 
 def test_a_pause_is_shown_where_a_file_cannot_be_read(tmp_path: Path) -> None:
@@ -129,29 +115,6 @@ def test_a_log_that_is_not_there_is_said_by_readers(tmp_path: Path) -> None:
     with tcpkmon.open(folder) as reader:
         assert not reader.complete and "kernlog.dump.cpu1 is missing" in reader.warnings[0]
     assert len(pings(folder)) == 3 * 10
-
-
-def test_a_segment_of_another_run_in_its_place_is_said(tmp_path: Path) -> None:
-    paths = make_logs(tmp_path / "out", count=50)
-    others = make_logs(tmp_path / "other", count=51)
-    shutil.rmtree(paths[1])
-    shutil.copytree(others[1], paths[1])
-    chains = [one for one in format_of(tmp_path / "out").verify(tmp_path / "out") if not one.brief]
-    assert {chain.exit_code for chain in chains} == {5}
-
-
-def test_segments_by_name_are_one_log(tmp_path: Path, capsysbinary: pytest.CaptureFixture) -> None:
-    paths = make_logs(tmp_path / "out", segments=3, count=10)
-    words = ["--event", "PING", "--format", "json", "--merge"]
-    assert run(decode, [*map(str, reversed(paths)), *words], prog="decode") == 0
-    found = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
-    assert [line["n"] for line in found if line["header"]["cpu"] == 0] == sorted(
-        line["n"] for line in found if line["header"]["cpu"] == 0
-    )
-    assert len(found) == 3 * 10 * CPUS
-    with open_log(*paths[:2]) as log:
-        assert sum(1 for event in log.choose("PING")) == 2 * 10 * CPUS
-        assert any("another file follows" in text for text in log.problems)
 
 
 def test_a_pause_and_what_is_off_go_on(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tcpkmon.collector.writer.note import FIRST_CPU, Note
 from tcpkmon.collector.writer.output_file import Owner
 from tcpkmon.collector.writer.writer import Writer
 from tcpkmon.formats.base.control import Change, Clock
-from tcpkmon.formats.base.errors import FileError, UsageError
+from tcpkmon.formats.base.errors import FileError
 from tcpkmon.formats.base.limits import MOST_DUMP_BYTES
 from tcpkmon.formats.klogger.describe import describe_event, make_header
 from tcpkmon.formats.klogger.encode import encode_preamble
@@ -169,24 +169,6 @@ def test_a_folder_of_an_earlier_log_is_kept_unless_forced(tmp_path):
     assert old.exists()
     forced.clear()
     assert not old.exists()
-
-
-def test_places_that_are_no_folder_are_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    (tmp_path / "link").symlink_to(tmp_path)
-    for name, what in (("file", "not a folder"), ("link", "symbolic link"), ("no/x", "directory")):
-        with pytest.raises(FileError, match=what):
-            LogFolder(tmp_path / name)
-    with pytest.raises(UsageError, match="standard output"):
-        LogFolder("-")
-
-
-def test_a_folder_that_did_not_begin_is_gone(tmp_path):
-    folder = LogFolder(tmp_path / "log")
-    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o750
-    folder.output(0)
-    folder.discard()
-    assert not (tmp_path / "log").exists()
 
 
 def test_a_folder_that_another_user_swaps_stays_the_same(tmp_path):
