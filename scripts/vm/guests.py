@@ -93,16 +93,11 @@ def boot_command(release: str, folder: Path, results: Path) -> list[str]:
 
 
 def boot(
-    release: str, folder: Path, tests: Sequence[str], results: Path, until: float, module: str = ""
+    release: str, folder: Path, tests: Sequence[str], results: Path, until: float
 ) -> str:
-    """Boots, waits, prints a line for each test file; returns what broke, or an empty text.
-
-    module: is run in place of pytest.
-    """
+    """Boots, waits, prints a line for each test file; returns what broke, or an empty text."""
     (results / "compile").mkdir(parents=True)
     (results / "arguments").write_text("".join(f"{test}\n" for test in tests))
-    if module:
-        (results / "module").write_text(module)
     make = arm64.boot_command if arch_of(release) == "arm64" else boot_command
     command = make(release, folder, results)
     with (results / "console.log").open("wb") as console:
@@ -120,7 +115,7 @@ def boot(
     if not broken and not status.exists():
         broken = "the guest ended before its tests did"
     if not broken and status.read_text().strip() not in {"0", "1"}:
-        broken = f"{module or 'pytest'} ended with {status.read_text().strip()}"
+        broken = f"pytest ended with {status.read_text().strip()}"
     return broken
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -74,14 +74,6 @@ def small_cgroup(limit_bytes: int) -> Iterator[Path]:
         yield folder / "cgroup.procs"
     finally:
         folder.rmdir()
-
-
-@contextmanager
-def little_memory() -> Iterator[Path]:
-    """Both of them: the file of a cgroup with 8 MiB. Raises NotHere."""
-    with ExitStack() as stack:
-        stack.enter_context(swap_in_memory())
-        yield stack.enter_context(small_cgroup(8 << 20))
 
 
 def outgrow(procs: Path, megabytes: int = 24) -> Sequence[str]:

@@ -16,6 +16,7 @@ from tcpkmon.formats.base.changes import ChangeKind
 from tcpkmon.formats.base.control import Change
 from tcpkmon.formats.psc.reader import open_capture
 from tcpkmon.formats.registry import format_of
+from tests.full import first
 from tests.live.faults import WAIT_S, Collector, Space, map_fd, wait_until
 
 NAME = "SEGMENT_RECEIVED"
@@ -26,7 +27,7 @@ def client_of(collector: Collector) -> Client:
     return Client(Listening(collector.pid, Path("/run/tcpkmon", f"{collector.pid}.sock")), WAIT_S)
 
 
-@pytest.mark.parametrize("words", [(), ("--format", "klogger")])
+@pytest.mark.parametrize("words", first(1, [(), (("--format", "klogger"),)]))
 def test_a_switch_is_in_the_file(space: Space, tmp_path: Path, words: tuple[str, ...]) -> None:
     path = tmp_path / "x"
     with Collector("--netns", space.path, "-o", str(path), *words).ready() as collector:

@@ -29,7 +29,6 @@ from tests.live.faults import PLACE, at
 from tests.live.schema_logs import logging
 from tests.live.test_magnet_file import start, stop
 
-ROOT = Path(__file__).resolve().parents[2]
 NOBODY = 65534
 GROUP = 12  # `man` on Debian: a group that exists and that nobody is in
 LIMIT_S = 60
@@ -123,7 +122,7 @@ def as_user(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("groups", "gid"), [((GROUP,), NOBODY), ((1, GROUP), NOBODY), ((), GROUP)])
+@pytest.mark.parametrize(("groups", "gid"), [((1, GROUP), NOBODY), ((), GROUP)])
 def test_a_member_of_the_group_may(
     folder: Path, session: Session, groups: tuple[int, ...], gid: int
 ) -> None:
@@ -131,14 +130,6 @@ def test_a_member_of_the_group_may(
     assert (done.returncode, done.stderr) == (0, "")
     assert [number for number, _ in session.marks] == [7]
     assert session.marks[0][1] == int(done.stdout)
-
-
-def test_others_are_told_which_group(folder: Path, session: Session) -> None:
-    done = as_user(folder, (1, 2), "mark", "7")
-    assert done.returncode == 1
-    assert f"root and the members of the group {group_name(GROUP)}" in done.stderr
-    assert f"usermod -aG {group_name(GROUP)} nobody" in done.stderr
-    assert session.marks == []
 
 
 def test_everybody_may_read_the_status_and_nothing_else(folder: Path, session: Session) -> None:

@@ -254,18 +254,6 @@ def test_metrics_are_served(daemon: Daemon, space: Space) -> None:
     assert daemon.finish().code == 0
 
 
-def test_what_cannot_start_ends_the_daemon(daemon: Daemon) -> None:
-    (daemon.folder / "calls").write_text("a file in the place of the folder")
-    daemon.configure("[capture.calls]\noutput = '@/calls'\n")
-    done = daemon.command("daemon", "--config", str(daemon.config))
-    assert done.code == 1
-    assert done.lines == [
-        f"tcpkmon daemon: capture calls: {daemon.folder}/calls is not a folder; name another one:"
-        " output",
-        "tcpkmon daemon: capture calls ended by exit code 1",
-    ]
-
-
 @pytest.mark.full
 def test_what_was_killed_just_now_is_repaired_when_it_is_quiet(
     daemon: Daemon, space: Space

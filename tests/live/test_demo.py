@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 
 import tcpkmon
-from tcpkmon.collector.commands.demo import command
 from tcpkmon.collector.commands.demo_record import CAPTURE, PICTURE, prepare_folder
 from tcpkmon.collector.commands.demo_report import read_flows
 from tcpkmon.collector.linux import netns
-from tcpkmon.formats.base.cli import run
 from tests.full import first
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,19 +79,6 @@ def test_under_sudo_what_is_new_belongs_to_the_caller(
         (tmp_path / PICTURE).touch()
     assert (tmp_path / PICTURE).stat().st_uid == 65534
     assert tmp_path.stat().st_uid == 0
-
-
-def test_what_is_in_the_way_is_reported_before_anything_is_captured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / PICTURE).mkdir()
-    assert run(command, ["--output", str(tmp_path)], prog="demo") == 1
-    said = capfd.readouterr().err
-    assert said == f"demo: {tmp_path / PICTURE}: Is a directory\n"
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert run(command, ["--output", str(tmp_path / "none")], prog="demo") == 1
-    assert capfd.readouterr().err == "demo: the demo needs root; run it with sudo\n"
-    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("number", first(1, [signal.SIGINT, signal.SIGTERM]))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tcpkmon.formats.registry import format_of
+from tests.full import first
 from tests.live.faults import (
     COUNTED,
-    GUEST,
     Collector,
     Disk,
     Flood,
@@ -28,9 +28,9 @@ from tests.live.faults import (
 ENTRY_BYTES = 88  # of COUNTED
 
 
-@pytest.fixture(params=[384] if GUEST else [384, 1024], ids="{}KiB".format)
-def disk(request: pytest.FixtureRequest) -> Iterator[Disk]:
-    with Disk(request.param << 10) as made:
+@pytest.fixture
+def disk() -> Iterator[Disk]:
+    with Disk(384 << 10) as made:
         yield made
 
 
@@ -54,7 +54,7 @@ def check_books(path: Path, flood: Flood, report: dict[str, Any]) -> int:
     return sum(int(row["lost"].get("disk full", 0)) for row in rows.values())
 
 
-@pytest.mark.parametrize("words", [(), ("--format", "klogger")])
+@pytest.mark.parametrize("words", first(1, [(), (("--format", "klogger"),)]))
 def test_a_limit_of_the_files_size_is_a_full_disk(
     flood: Flood, tmp_path: Path, words: tuple[str, ...]
 ) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tcpkmon.collector.lab.lab import Lab
+from tests.full import first
 from tests.live.capturing import (
     capturing,
     connected,
@@ -107,7 +108,7 @@ def test_a_process_is_known_whatever_is_recorded(tmp_path: Path, lab: Lab) -> No
     assert outcome.records.counts().keys() == {"SEGMENT_RECEIVED"}
 
 
-@pytest.mark.parametrize("kinds", ["", "raw,kprobe"])
+@pytest.mark.parametrize("kinds", first(1, ["", "raw,kprobe"]))
 def test_the_owner_has_the_name_of_its_process(tmp_path: Path, lab: Lab, kinds: str) -> None:
     """Also where a thread with another name calls."""
     arguments = ("--columns", "default,pid,comm", "--locations", "default,SEND_CALL")

@@ -3,20 +3,16 @@
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 import pytest
 from bpf_entries import entries_of
 
 from tcpkmon.collector.lab.lab import Lab
-from tcpkmon.collector.linux import bpf
-from tcpkmon.collector.loader import program
-from tcpkmon.collector.loader.bytecode import TO_TCP_SOCK, Cast, cast_freely
 from tcpkmon.collector.loader.capture_maps import Kernel
 from tcpkmon.collector.loader.prepare import Prepared, prepare
 from tcpkmon.collector.plan.filters import Filters, parse
 from tcpkmon.collector.plan.request import Request
+from tests.full import first
 from tests.live.capturing import join, listening, wait_until
 
 ROW = np.dtype([("sk", "=u8"), ("id", "=u8"), ("comm", "S16"), ("pid", "=u4"), ("ports", "=u4"),
@@ -45,7 +41,7 @@ def counted(kernel: Kernel) -> int:
     return int(np.frombuffer(b"".join(rows.values()), ROW)["entered"].sum())
 
 
-@pytest.mark.parametrize("kind", ["btf", "raw"])
+@pytest.mark.parametrize("kind", first(1, ["btf", "raw"]))
 def test_the_rows_count_what_is_in_the_table(kind: str, lab: Lab) -> None:
     prepared = prepare(Request(Filters(), "-", existing=False, kinds=(kind,)))
     with started(prepared, lab) as kernel, listening(lab.b, lab.b.address4) as listener:
@@ -57,7 +53,7 @@ def test_the_rows_count_what_is_in_the_table(kind: str, lab: Lab) -> None:
         wait_until(lambda: in_table(kernel) == counted(kernel) == 1)
 
 
-@pytest.mark.parametrize("most", [32, 64])
+@pytest.mark.parametrize("most", first(1, [32, 64]))
 def test_as_many_have_an_identity_as_were_asked_for(most: int, lab: Lab) -> None:
     """The records of all others are counted as lost."""
     prepared = prepare(Request(Filters(), "-", existing=False, connections=most))
@@ -71,34 +67,3 @@ def test_as_many_have_an_identity_as_were_asked_for(most: int, lab: Lab) -> None
         with_room = join(lab.a, listener, lab.b.address4)
         assert in_table(kernel) == 3, "there is room again"
         with_room.close()
-
-
-def test_casts_that_this_kernel_does_not_take(monkeypatch: pytest.MonkeyPatch, lab: Lab) -> None:
-    """The helper takes their place."""
-    asked = Request(
-        Filters(), "-", existing=False, locations="SEGMENT_RECEIVED", kinds=("btf",)
-    )
-    prepared = prepare(asked)
-    found = Cast.find(prepared.btf)
-    if found is None:
-        pytest.skip("this kernel has no bpf_rdonly_cast()")
-    code = prepared.image.programs["segment_received"].instructions
-    assert cast_freely(code, found) != code
-    wrong = Cast(1 << 30, found.socket)
-    loads: list[bytes] = []
-    real = program.load_code
-
-    def noting(kind: str, code: bytes, name: str, btf_id: int) -> int:
-        fd = real(kind, code, name, btf_id)
-        loads.append(code)
-        return fd
-
-    monkeypatch.setattr(program, "load_code", noting)
-    for cast, freely in ((found, True), (wrong, False)):
-        monkeypatch.setattr(Cast, "find", classmethod(lambda cls, btf, cast=cast: cast))
-        loads.clear()
-        with started(prepared, lab) as kernel, listening(lab.b, lab.b.address4) as listener:
-            join(lab.a, listener, lab.b.address4).close()
-            wait_until(lambda: kernel.heads()["accounts"]["attempts"].sum() > 0)
-        helper = struct.pack("=BBhi", bpf.BPF_CALL, 0, 0, TO_TCP_SOCK)
-        assert any(helper in code for code in loads) == (not freely)

@@ -33,7 +33,7 @@ from tests.live.faults import (
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
-KILLS = 200 if FULL else 3 if GUEST else 6
+KILLS = 200 if FULL else 3 if GUEST else 5
 START_S, CAPTURE_S = 1.0, 1.5
 RATE = 1_000 if GUEST else 20_000
 

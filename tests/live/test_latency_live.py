@@ -21,7 +21,7 @@ from tcpkmon.formats.analysis.latency import Latency, Summary, find_flows, make_
 from tcpkmon.formats.analysis.latency.parts import Measured
 from tcpkmon.formats.analysis.latency.report import Flow
 from tcpkmon.formats.analysis.latency.stages import CHAINS, Chain, State
-from tests.live.capturing import Pair, connected, join, listening, receive, within
+from tests.live.capturing import Pair, connected, receive, within
 from tests.live.schema_logs import Logging
 
 MS = 1_000_000
@@ -256,31 +256,9 @@ def offloads(lab: Lab) -> Scenario:
         assert abs(small[part] - large[part]) < 5 * MS, part
 
 
-def a_thousand_connections(lab: Lab) -> Scenario:
-    """Each sends a number of bytes of its own: none is mixed up with another."""
-    pairs: list[Pair] = []
-    try:
-        with listening(lab.b, "10.77.0.2") as listener:
-            for _ in range(1000):
-                pairs.append(join(lab.a, listener, "10.77.0.2"))
-            for number, pair in enumerate(pairs, 1):
-                pair.client.sendall(bytes(number))
-            for number, pair in enumerate(pairs, 1):
-                receive(pair.server, number)
-            ends = [ends_of(pair) for pair in pairs]
-    finally:
-        for pair in pairs:
-            pair.close()
-    found = yield
-    for number, one in enumerate(ends, 1):
-        flow = found.of(one)
-        assert flow.side == Chain.BOTH
-        assert flow.size == flow.sizes[State.MEASURED] == number
-
-
 SCENARIOS = (
     a_counted_transfer, a_reader_that_sleeps, a_hole_of_known_length, a_queue_of_known_rate,
-    a_thousand_connections, offloads,
+    offloads,
 )  # fmt: skip
 
 

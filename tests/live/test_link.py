@@ -89,6 +89,7 @@ def test_a_rate_and_its_queue() -> None:
     assert times[-1] - times[0] == pytest.approx(0.001 * (len(came) - 1), abs=0.002)
 
 
+@pytest.mark.full
 def test_losses_at_random_and_in_bursts() -> None:
     with linked(Way(loss_percent=10)) as lab:
         came = probe(lab, 3000, size=100)
@@ -100,6 +101,7 @@ def test_losses_at_random_and_in_bursts() -> None:
         assert 0.05 < 1 - len(numbers) / 5000 < 0.15
 
 
+@pytest.mark.full
 def test_a_policer_lets_a_burst_and_a_rate_through() -> None:
     """800 kB in 0.8 s: of them 0.8 s at 2 Mbit/s, and the bucket."""
     with linked(Way(police_mbit=2, police_bytes=20_000)) as lab:
@@ -109,6 +111,7 @@ def test_a_policer_lets_a_burst_and_a_rate_through() -> None:
     assert delays(came).max() < 5
 
 
+@pytest.mark.full
 def test_a_black_hole_and_an_icmp_message() -> None:
     for icmp in (False, True):
         with linked(Way(mtu=1200, icmp=icmp)) as lab, connected(lab) as pair:
@@ -140,6 +143,7 @@ def test_chosen_segments_are_lost_so_often() -> None:
     assert (found["TCPLossProbes"], found["RetransSegs"], found["TCPTimeouts"]) == (2, 4, 2)
 
 
+@pytest.mark.full
 def test_lost_handshakes() -> None:
     for there, back in ((Way(syn_loss=1), Way()), (Way(), Way(synack_loss=1))):
         with linked(there, back) as lab:
@@ -148,6 +152,7 @@ def test_lost_handshakes() -> None:
                 assert 1.0 <= time.monotonic() - begin < 1.3
 
 
+@pytest.mark.full
 def test_what_changes_at_a_time() -> None:
     """Nothing gets through from 0.2 s to 0.5 s; then held packets come together."""
     with linked(Way(delay_ms=1)) as lab:

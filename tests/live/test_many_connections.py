@@ -16,6 +16,8 @@ import numpy.typing as npt
 import pytest
 
 import tcpkmon
+from tcpkmon.collector.ring.rings import TRANSPORTS
+from tests.full import first
 from tests.live.bpf_entries import keys_of
 from tests.live.faults import (
     FULL,
@@ -77,6 +79,7 @@ def columns(path: Path, *names: str) -> dict[str, npt.NDArray[Any]]:
         return {name: capture.column(name)[records] for name in names}
 
 
+@pytest.mark.parametrize("rings", first(1, TRANSPORTS))
 def test_none_merged_and_none_missing(tmp_path: Path, rings: str) -> None:
     path = tmp_path / "many.pm"
     with Space() as space, waiting(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import stat
 import subprocess
@@ -16,13 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from tcpkmon.collector.commands.metrics_server import CLIENT_S, MOST_CLIENTS
+from tcpkmon.collector.commands.metrics_server import CLIENT_S
 from tests.full import first
 from tests.live.capturing import wait_until
-from tests.live.faults import FULL, TCPKMON, environment
+from tests.live.faults import TCPKMON, environment
 from tests.live.test_metrics_live import fetch, free_port, process
 
-CLIENTS = 3000 if FULL else 1000
 NOBODY = 65534
 
 
@@ -32,45 +30,6 @@ def shared() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tcpkmon-test-", dir="/tmp") as made:
         os.chmod(made, 0o755)
         yield Path(made)
-
-
-@pytest.fixture
-def many_files() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = max(before[1], CLIENTS + 1000)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (CLIENTS + 500, most))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_thousands_of_slow_clients(many_files: None, tmp_path: Path) -> None:
-    """They take no thread each, and hold up nobody; the process says nothing about them."""
-    port = free_port()
-    errors = (tmp_path / "errors").open("w+b")
-    words = [TCPKMON, "metrics", "--listen", f"127.0.0.1:{port}"]
-    with process(*words, stderr=errors.fileno()) as server:
-        url = f"http://127.0.0.1:{port}/metrics"
-        wait_until(lambda: fetch(url), timeout_s=40)
-        clients = []
-        for number in range(CLIENTS):
-            client = socket.create_connection(("127.0.0.1", port), timeout=20)
-            client.sendall(b"GET /" if number % 2 else b"\xff")
-            clients.append(client)
-        began_s = time.monotonic()
-        assert "tcpkmon_captures" in fetch(url)
-        assert time.monotonic() - began_s < CLIENT_S / 2
-        own = Path("/proc", str(server.pid))
-        assert len([*(own / "task").iterdir()]) < 8
-        assert len([*(own / "fd").iterdir()]) < MOST_CLIENTS + 32
-        for client in clients[: CLIENTS // 2]:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset
-            client.close()
-        assert "tcpkmon_captures" in fetch(url)
-        for client in clients:
-            client.close()
-    errors.seek(0)
-    said = errors.read().decode().splitlines()
-    assert [line for line in said if not line.startswith("tcpkmon: metrics as user")] == []
 
 
 def test_a_request_has_one_deadline() -> None:

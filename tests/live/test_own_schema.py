@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.full import first
 from tests.live.schema_logs import make_schema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,7 +150,9 @@ def test_what_the_guide_promises(mine: Path, tmp_path: Path, way: str) -> None:
     assert max(event["parent"] for event in named["CALLED"]) > 0
 
 
-@pytest.mark.parametrize("command", [["collect", "--schema"], ["tcpkmon", "schema", "check"]])
+@pytest.mark.parametrize(
+    "command", first(1, [["collect", "--schema"], ["tcpkmon", "schema", "check"]])
+)
 def test_clang_reports_all_mistakes_at_once(mine: Path, command: list[str]) -> None:
     (mine / "mine.conf").write_text("event IN { int pid; ulonglong misses } event OUT { int pid }")
     text = """PROBE(p, "IN OUT", "btf:sched_switch raw:sched_switch")

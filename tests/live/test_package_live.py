@@ -9,9 +9,23 @@ from pathlib import Path
 import pytest
 
 from tests.live.debian_root import INSTALL, make_root, run
-from tests.vm.package_guest import TRAFFIC
 
 pytestmark = [pytest.mark.live, pytest.mark.full, pytest.mark.timeout(1200)]
+
+TRAFFIC = """
+import socket, threading
+listener = socket.create_server(("127.0.0.1", 5999))
+def serve():
+    connection, _ = listener.accept()
+    while connection.recv(65536):
+        pass
+thread = threading.Thread(target=serve)
+thread.start()
+with socket.create_connection(("127.0.0.1", 5999)) as client:
+    for _ in range(100):
+        client.sendall(bytes(1000))
+thread.join()
+"""
 
 
 @pytest.fixture

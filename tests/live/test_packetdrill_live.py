@@ -58,6 +58,7 @@ def test_lost_syns(tmp_path: Path) -> None:
     assert not passed and "S 0:0(0)" in why
 
 
+@pytest.mark.full
 def test_a_part_of_a_connection_begins_in_its_midst(tmp_path: Path) -> None:
     path = tmp_path / "run.pm"
     ports = record(path, "loss")
@@ -71,6 +72,7 @@ def test_a_part_of_a_connection_begins_in_its_midst(tmp_path: Path) -> None:
     assert passes(text)
 
 
+@pytest.mark.full
 def test_requests_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.pm"
     ports = record(path, "requests")

@@ -56,9 +56,9 @@ def _has_perf() -> None:
         pytest.skip(why)
 
 
-@pytest.fixture
-def faults(tmp_path: Path) -> Path:
-    return make_schema(tmp_path / "faults", CONF, TEXT)
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_schema(tmp_path_factory.mktemp("schema") / "faults", CONF, TEXT)
 
 
 @contextmanager

@@ -18,22 +18,16 @@ import pytest
 
 from tcpkmon.collector.linux import bpf, kprobe_events
 from tcpkmon.collector.linux.btf import Btf
-from tcpkmon.collector.linux.kprobe_events import Tracefs, has_kprobes, remove_stale
-from tcpkmon.collector.linux.syscalls import ARM64, wait_for_running
+from tcpkmon.collector.linux.kprobe_events import Tracefs
 from tcpkmon.collector.linux.syscalls import bpf as call_bpf
+from tcpkmon.collector.linux.syscalls import wait_for_running
 from tcpkmon.collector.loader import program, programs
 from tcpkmon.collector.loader.attach_trials import Probing
-from tcpkmon.collector.loader.compiler import Image, UserCompileError, compile_text
+from tcpkmon.collector.loader.compiler import Image, compile_text
 from tcpkmon.collector.loader.programs import Loaded, ProgramSpec
-from tcpkmon.collector.plan import kernel_types
-from tcpkmon.collector.plan.engine_config import make_engine
-from tcpkmon.collector.plan.probes import Chosen, Plan
-from tcpkmon.collector.plan.schema_sources import read_texts
 from tcpkmon.formats.base.errors import KernelError
 
 FIRST, AGAIN, NUMBER, FIRST_AT, AGAIN_AT, PLAIN, ITEMS = range(7)
-REGISTERS = range(0, 64, 8) if ARM64 else (112, 104, 96, 88, 72, 64)
-"""Where struct pt_regs has arguments: x0 to x7; rdi rsi rdx rcx r8 r9."""
 
 # Counts what this process does, and notes which copy ran in what order.
 TEXT = """
@@ -306,28 +300,6 @@ def test_a_program_that_the_verifier_refuses(btf: Btf) -> None:
         loaded.load([ProgramSpec("bad", "raw", "inet_sock_set_state", required=True)])
 
 
-@pytest.mark.parametrize(
-    ("kind", "offsets"), [("kprobe", (*REGISTERS, None)), ("fexit", (0, 8, 16, 24, 32, 40, 48))]
-)
-def test_where_arguments_are_read(btf: Btf, kind: str, offsets: tuple[int | None, ...]) -> None:
-    """A kprobe's in struct pt_regs, which has none of those on the stack."""
-    plan = Plan((Chosen("mine", ("X",), kind, "tcp_ack"),), {})
-    text = read_texts(())
-    head = [kernel_types.make(btf, text), *make_engine(64, plan).lines(plan), text]
-    for number, offset in enumerate(offsets):
-        body = f'PROBE(mine, "X", "{kind}:tcp_ack")\n{{ cpu->zero = ARG({number}); }}\n'
-        made = "\n".join([*head, body])
-        if offset is None:
-            with pytest.raises(UserCompileError, match=r"no ARG\(\) beyond the arguments in reg"):
-                compile_text(made, ["mine"], cache=False, user_schema=True)
-            continue
-        code = compile_text(made, ["mine"], cache=False).programs["mine"].instructions
-        # What is loaded 64 bits wide from the context, which comes in r1 and moves to others.
-        loads = {struct.unpack_from("=h", code, at + 2)[0]
-                 for at in range(0, len(code), 8) if code[at] == 0x79}  # fmt: skip
-        assert loads == {offset}
-
-
 def test_tracefs_is_found_or_mounted_for_us_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = Path("/proc/self/mounts").read_text()
     monkeypatch.setattr(kprobe_events, "MOUNTS", os.devnull)
@@ -336,25 +308,6 @@ def test_tracefs_is_found_or_mounted_for_us_alone(monkeypatch: pytest.MonkeyPatc
         assert (tracefs.path / "trace").exists()
         assert Path("/proc/self/mounts").read_text() == mounts
     assert not tracefs.path.exists()
-
-
-def test_kprobe_events_of_the_dead_are_removed(probing: Probing) -> None:
-    if not probing.can("kprobe", "inet_csk_listen_start"):
-        pytest.skip(probing.why_not("kprobe", "inet_csk_listen_start"))
-    with Tracefs() as tracefs:
-        assert has_kprobes(tracefs.path)
-        file = tracefs.path / "kprobe_events"
-        dead = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
-        names = [f"tcpkmon_{dead}/left", f"tcpkmon_{os.getpid()}/mine", "tcpkmontest/foreign"]
-        for name in names:
-            append(file, f"p:{name} inet_csk_listen_start\n")
-        try:
-            assert names[0] in remove_stale(tracefs.path)
-            listing = file.read_text()
-            assert [name in listing for name in names] == [False, True, True]
-        finally:
-            for name in names[1:]:
-                append(file, f"-:{name}\n")
 
 
 def append(file: Path, line: str) -> None:

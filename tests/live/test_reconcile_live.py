@@ -138,37 +138,3 @@ def test_losses_explain_differences(tmp_path: Path) -> None:
     assert report.lost_total, "the ring was too large"
     assert report.exit_code == 3, report.problems
     assert "lost records may explain them" in lines(report)[1]
-
-
-@pytest.mark.full
-def test_a_log_is_reconciled(tmp_path: Path) -> None:
-    """As a PSC file: by the last records of all CPUs, also where a folder of logs rotates."""
-    with connections() as (port, pairs):
-        exchange(pairs)
-        log = ("--format", "klogger")
-        report = capture(tmp_path / "a", port, lambda: exchange(pairs[::2], 20), *log)
-        assert report.exit_code == 0, report.problems
-        both = 2 * CONNECTIONS
-        for line in lines(report):
-            assert line.endswith(f"{both} of {both} connections compared, 0 difference(s)")
-        assert len(lines(report)) == 2
-        options = (*log, "--rotate-every", "0.3s")
-
-        def work() -> None:
-            exchange(pairs[::2], 100)
-            threading.Event().wait(0.7)
-            exchange(pairs[::3], 100)
-
-        report = capture(tmp_path / "b", port, work, *options)
-        assert report.exit_code == 0, report.problems
-        parts = format_of(tmp_path / "b").verify(tmp_path / "b")
-        found = [line for one in parts for line in lines(one)]
-        assert sum("after the rotation" in line for line in found) > 0, found
-        assert all(" 0 difference(s)" in line for line in found), found
-        other = pairs[1][1].getpeername()[1]
-        for number, (patch, what) in enumerate(((HIDES, "no record"), (CHANGES, "bytes acked"))):
-            path = tmp_path / f"c{number}"
-            capture(path, port, lambda: exchange(pairs), *log, patch=patch.format(port=other))
-            *logs, _ = format_of(path).verify(path)
-            texts = [one.what for each in logs for one in each.problems]
-            assert texts and all(what in text and f"{other}" in text for text in texts), texts

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.full import first
 from tests.live.faults import FULL
 from tests.live.file_workload import PAGE, make_cold, resident
 from tests.live.schema_logs import logging
@@ -76,7 +77,7 @@ def test_read_ahead_is_what_mincore_shows(tmp_path: Path, cold: int) -> None:
     assert sum(read["hit"] == 0 for read in reads) == sum(one["demand"] for one in ahead)
 
 
-@pytest.mark.parametrize("flags", [0, os.O_DSYNC, os.O_DIRECT])
+@pytest.mark.parametrize("flags", first(2, [0, os.O_DIRECT, os.O_DSYNC]))
 def test_writes(tmp_path: Path, cold: int, flags: int) -> None:
     path = tmp_path / "file"
     data = mmap.mmap(-1, PAGE)

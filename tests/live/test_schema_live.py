@@ -47,9 +47,10 @@ PROBE(called, "CALLED SELDOM EVERY", "btf:sys_enter raw:sys_enter")
 FLOOD = "import ctypes, sys; c = ctypes.CDLL(None).getppid; [c() for _ in range(int(sys.argv[1]))]"
 
 
-@pytest.fixture
-def schema(tmp_path: Path) -> Path:
-    return make_schema(tmp_path / "calls", CONF, TEXT)
+@pytest.fixture(scope="module")
+def schema(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """At one place for all tests, as its program is compiled once then."""
+    return make_schema(tmp_path_factory.mktemp("schema") / "calls", CONF, TEXT)
 
 
 def collect(*arguments: object, code: int = 0) -> str:
@@ -94,12 +95,7 @@ def test_events_are_counted_exactly_and_carry_their_values(schema, tmp_path):
     every = [e for e in found if e["header"]["type"] == "EVERY" and e["pid"] == ours]
     assert len(every) == 3000 and {e["minus"] for e in every} == {-5}
     assert not [e for e in found if e["header"]["type"] == "SELDOM"]
-
-
-def test_the_log_tells_of_the_system_and_ends_with_its_books(schema, tmp_path):
-    out = tmp_path / "log"
-    collect("--schema", schema, "-o", out, "-q", *flood(10))
-    found = events(out)
+    # The log tells of the system, and ends with its books.
     names = Counter(e["header"]["type"] for e in found)
     files = len(list(out.iterdir()))
     assert names["KLOGGER_START"] == names["KLOGGER_FINISH"] == files
@@ -172,7 +168,8 @@ def test_snapshots_go_into_a_log_too(tmp_path):
     assert all(not IN_HEAD & e.keys() and e["header"]["timestamp"] for e in ours)
 
 
-def test_large_strings_are_whole_and_too_large_ones_refused(schema, tmp_path):
+def test_large_strings_are_whole_and_too_large_ones_refused(tmp_path):
+    schema = make_schema(tmp_path / "calls", CONF, TEXT)
     (schema / "calls.conf").write_text("event CALLED { uint pid string2000 comm string4 end }\n")
     (schema / "calls.bpf.c").write_text(
         '#include "klogger.h"\nstruct task_struct;\n'
@@ -195,12 +192,8 @@ def test_large_strings_are_whole_and_too_large_ones_refused(schema, tmp_path):
     "arguments, what",
     [
         (["--format", "psc"], "a PSC file holds the schema tcp and what extends it"),
-        (["--ports", "5001"], "for the schemata tcp and magnet"),
-        (["--locations", "NOTHING"], "no such event to record: NOTHING"),
         (["--locations", "SELDOM"], "log level is not in use"),
         (["--limit", "CALLED=x"], "not a limit"),
-        (["--limit", "SELDOM=5"], "--limit SELDOM"),
-        (["--schema", "schedd"], "did you mean 'sched'"),
         (["--control-group", "no-such-group"], "no-such-group"),
     ],
 )

@@ -7,7 +7,6 @@ from __future__ import annotations
 import errno
 import socket
 import time
-from collections import defaultdict
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,14 +32,10 @@ from tests.live.wire import Packet, tapped
 
 SENDER = ("SOCK_SEND", "TCP_SEND", "IP_SEND", "DEV_SEND", "DRIVER_START", "DRIVER_RESULT")
 RECEIVER = ("DEV_RECV", "IP_RECV", "TCP_RECV", "SOCK_RECV")
-SOCKETS = {"SOCK_SEND", "TCP_SEND", "TCP_RECV", "SOCK_RECV"}
 IP_FIELDS = ("ip_version", "ip_tos", "ip_id", "ip_frag_off", "ip_ttl", "ip_protocol")
 SYN, FIN, RETRANSMISSION, UDP = 2, 1, 256, 512
 BYTES, WRITE = 300_000, 10_000
 NAP_S = 0.05
-DSTOPTS = 59
-PADDED = bytes([0, 0, 1, 4, 0, 0, 0, 0])
-"""An options header of IPv6 with nothing but padding."""
 
 
 def connection_of(log: Log, port: int, far: int, protocol: int = 6) -> int:
@@ -212,16 +207,6 @@ def retransmissions(lab: Lab) -> Scenario:
         assert sum(hi - lo for lo, hi in covered(log.of(event, connection=connection))) == BYTES
 
 
-def headers_between_ip_and_tcp(lab: Lab) -> Scenario:
-    """They do not count as data."""
-    with connected(lab, "fd77::2") as pair:
-        pair.client.setsockopt(socket.IPPROTO_IPV6, DSTOPTS, PADDED)
-        transfer(pair)
-        ports = pair.client_port, pair.server_port
-    log = yield
-    check_layers(log, connection_of(log, *ports), connection_of(log, *reversed(ports)))
-
-
 def _has_functions() -> bool:
     """Whether the kernel lets a program run at one of its functions."""
     probing = Probing(Btf.from_kernel())
@@ -271,46 +256,13 @@ def datagrams(lab: Lab, address: str) -> Scenario:
             assert found == [6], event
 
 
-def a_thousand_connections(lab: Lab) -> Scenario:
-    """None is mixed up with another."""
-    pairs: list[Pair] = []
-    with listening(lab.b, "10.77.0.2") as listener:
-        try:
-            pairs += (join(lab.a, listener, "10.77.0.2") for _ in range(1000))
-            for number, pair in enumerate(pairs):
-                pair.client.sendall(bytes(number + 1))
-            for number, pair in enumerate(pairs):
-                receive(pair.server, number + 1)
-            ports = [(pair.client_port, pair.server_port) for pair in pairs]
-        finally:
-            for pair in pairs:
-                pair.close()
-    log = yield
-    by_ports = {(r["lport"], r["rport"]): r["connection"] for r in log.of("MAGNET_CONNECTION")}
-    sums: dict[str, dict[int, int]] = {}
-    for event in (*SENDER, *RECEIVER):
-        sums[event] = defaultdict(int)
-        for record in log.of(event):
-            sums[event][record["connection"]] += record["size"]
-    assert len({by_ports[pair] for pair in ports} | {by_ports[b, a] for a, b in ports}) == 2000
-    for number, (near, far) in enumerate(ports):
-        for event in ("SOCK_SEND", "IP_SEND", "DEV_SEND"):
-            if event not in log.missing:
-                assert sums[event][by_ports[near, far]] == number + 1, (event, number)
-        for event in ("DEV_RECV", "IP_RECV", "SOCK_RECV"):
-            if event not in log.missing:
-                assert sums[event][by_ports[far, near]] == number + 1, (event, number)
-
-
 @pytest.mark.full
 def test_scenarios(lab: Lab, tmp_path: Path) -> None:
     """All in one capture: to start one takes longer than their traffic."""
     addresses = ("10.77.0.2", "fd77::2")
     scenarios = [
         *(headers_of_the_wire(lab, address) for address in addresses),
-        headers_between_ip_and_tcp(lab),
         *(datagrams(lab, address) for address in addresses),
-        a_thousand_connections(lab),
         retransmissions(lab),
     ]
     more = ["--data", "--using", "driver", *within(lab)]

@@ -14,8 +14,8 @@ import pytest
 
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.plan.filters import find_cgroup
+from tests.full import first
 from tests.live.capturing import Pair, connected, join, listening
-from tests.live.faults import Space
 from tests.live.schema_logs import Log, logging
 
 EVENTS = ("SOCK_SEND", "TCP_SEND", "IP_SEND", "DEV_SEND", "DEV_RECV", "IP_RECV", "SOCK_RECV")
@@ -26,30 +26,15 @@ def by_ports(lab: Lab, wanted: Pair) -> tuple[list[str], tuple[str, ...]]:
     return ["--ports", str(wanted.client_port)], ENDS
 
 
-def by_local_port(lab: Lab, wanted: Pair) -> tuple[list[str], tuple[str, ...]]:
-    return ["-L", str(wanted.client_port)], ("client",)
-
-
 def by_pair(lab: Lab, wanted: Pair) -> tuple[list[str], tuple[str, ...]]:
     return ["--pair", f"{wanted.server_port}.{wanted.client_port}"], ("server",)
-
-
-def by_address(lab: Lab, wanted: Pair) -> tuple[list[str], tuple[str, ...]]:
-    return ["--addr", "fd77::/64"], ENDS
-
-
-def by_family(lab: Lab, wanted: Pair) -> tuple[list[str], tuple[str, ...]]:
-    return ["-6"], ENDS
 
 
 def by_namespace(lab: Lab, wanted: Pair) -> tuple[list[str], tuple[str, ...]]:
     return ["-6", "--netns", lab.b.name], ("server",)
 
 
-@pytest.mark.parametrize("choose", [
-    by_ports, by_pair, by_namespace,
-    *(pytest.param(one, marks=pytest.mark.full) for one in (by_local_port, by_address, by_family)),
-])  # fmt: skip
+@pytest.mark.parametrize("choose", first(1, [by_pair, by_ports, by_namespace]))
 def test_only_what_is_wanted_is_recorded(
     lab: Lab,
     tmp_path: Path,
@@ -118,7 +103,7 @@ with socket.create_connection(("{address}", {done})) as stream:
 """
 
 
-@pytest.mark.parametrize("kind", ["pid", "cgroup"])
+@pytest.mark.parametrize("kind", first(1, ["pid", "cgroup"]))
 def test_processes_and_cgroups(lab: Lab, tmp_path: Path, kind: str) -> None:
     with listening(lab.b, "10.77.0.2") as listener:
         text = exchange(lab, "10.77.0.2", str(listener.getsockname()[1]))
@@ -149,25 +134,3 @@ def test_processes_and_cgroups(lab: Lab, tmp_path: Path, kind: str) -> None:
             child.communicate("end\n", timeout=60)
             group.rmdir()
     check(capture.finish(), {ports}, size=3 * 700)
-
-
-def test_a_namespace_that_only_a_descriptor_holds(tmp_path: Path) -> None:
-    """It has no process and no name; the user names it all the same."""
-
-    def talk() -> None:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as listener,
-            socket.create_connection(listener.getsockname()) as client,
-            listener.accept()[0] as server,
-        ):
-            client.sendall(b"x" * 100)
-            assert len(server.recv(100)) == 100
-
-    with (
-        Space() as space,
-        logging(tmp_path / "log", "magnet", more=["--netns", space.path]) as capture,
-    ):
-        space.run(talk)
-        log = capture.finish()
-    for event in EVENTS:
-        assert log.of(event), event

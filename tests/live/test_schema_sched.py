@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.full import first
 from tests.live.capturing import wait_until
 from tests.live.held_page import state_of
 from tests.live.schema_logs import Log, Record, logging
@@ -75,7 +76,7 @@ def run_sleeper() -> tuple[int, str]:
     return process.pid, told
 
 
-@pytest.mark.parametrize("kinds", ["", "raw"])
+@pytest.mark.parametrize("kinds", first(1, ["", "raw"]))
 def test_a_sleeper_comes_and_goes(tmp_path: Path, kinds: str) -> None:
     with logging(tmp_path / "log", "sched", kinds=kinds) as running:
         runs = [run_sleeper() for _ in range(TRIES)]
@@ -95,11 +96,11 @@ def is_whole(log: Log, begin: list[int], end: list[int]) -> bool:
     switches = [one for one in log.records if one["event"] in {"SCHEDIN", "SCHEDOUT"}]
     for cpu in {one["on_cpu"] for one in switches}:
         here = [one for one in switches if one["on_cpu"] == cpu]
-        for first, then in itertools.pairwise(here):
-            if first["time_ns"] > end[0] or then["time_ns"] < begin[0]:
+        for begun, then in itertools.pairwise(here):
+            if begun["time_ns"] > end[0] or then["time_ns"] < begin[0]:
                 continue
-            if first["event"] == "SCHEDIN" and (
-                then["event"] != "SCHEDOUT" or then["pid"] != first["pid"]
+            if begun["event"] == "SCHEDIN" and (
+                then["event"] != "SCHEDOUT" or then["pid"] != begun["pid"]
             ):
                 return False
     return True

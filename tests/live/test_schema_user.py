@@ -16,7 +16,7 @@ import pytest
 from tcpkmon.collector.commands.probe import USER_OPTION
 from tests.live.capturing import ROOT
 from tests.live.faults import as_nobody
-from tests.live.schema_logs import logging, make_schema
+from tests.live.schema_logs import logging
 
 NOBODY = 65534
 PAGE = (ROOT / "docs" / "schema-user.md").read_text()
@@ -87,23 +87,6 @@ def test_the_programs_of_the_page_log(tmp_path: Path, monkeypatch: pytest.Monkey
     runpy.run_path("pairs.py")
     shown = capsys.readouterr().out
     assert len(re.findall(r"^work: \d+ us$", shown, re.M)) >= len(commands)
-
-
-def test_where_only_system_calls_are_seen(tmp_path: Path) -> None:
-    """As on kernels without the tracepoint and without probes of functions."""
-    conf, text = ((ROOT / f"bpf/schemata/user.{end}").read_text() for end in ("conf", "bpf.c"))
-    text = re.sub(r'"btf:task_prctl.*"', '"raw:sys_enter"', text)
-    folder = make_schema(tmp_path / "user", conf, text)
-    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    with logging(tmp_path / "log", str(folder)) as running:
-        process = subprocess.Popen([sys.executable, "-c", program])
-        assert process.wait() == 0
-    log = running.finish()
-    assert log.ways["USER_EVENT"] == "raw:sys_enter"
-    found = log.of("USER_EVENT", tgid=process.pid)
-    assert [(one["type"], one["aux"], one["auxlen"]) for one in found] == [
-        (0, "work", 4), (1, "work", 4),
-    ]  # fmt: skip
 
 
 def test_a_users_events_are_limited(tmp_path: Path) -> None:

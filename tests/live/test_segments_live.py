@@ -22,6 +22,7 @@ from tcpkmon.formats.base.segments import find_segments
 from tcpkmon.formats.psc.reader import open_capture
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import verify_file
+from tests.full import first
 from tests.live.faults import TCPKMON, Collector, let_others_in, small_disk
 from tests.unit.makers import LOCATION, LogMaker, Maker, make
 from tests.unit.test_archive import archive
@@ -67,8 +68,7 @@ def collect(
 @pytest.mark.parametrize(
     "options",
     [
-        ("--rotate-size", "600K"), ("-C", "1", "-G", "1"),
-        ("--format", "klogger", "--rotate-size", "200K", "-G", "1"),
+        ("-C", "1", "-G", "1"), ("--format", "klogger", "--rotate-size", "200K", "-G", "1"),
     ],
 )  # fmt: skip
 def test_the_sum_of_all_segments_is_every_call(tmp_path: Path, options: tuple[str, ...]) -> None:
@@ -118,7 +118,7 @@ def test_the_caller_runs_the_command_and_old_files_go(tmp_path: Path) -> None:
     assert any(deleted in note for note in chain.notes), chain.notes
 
 
-@pytest.mark.parametrize("options", [(), ("--format", "klogger")])
+@pytest.mark.parametrize("options", first(1, [(), (("--format", "klogger"),)]))
 def test_a_full_disk_loses_records_and_the_capture_goes_on(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:

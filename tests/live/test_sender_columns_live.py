@@ -13,12 +13,8 @@ import pytest
 
 from tcpkmon.collector.lab.lab import Bottleneck, Lab
 from tcpkmon.collector.lab.link import Link, Way
-from tests.live.capturing import Records, capturing, join, listening, read, within
+from tests.live.capturing import Records, capturing, join, listening, within
 from tests.live.test_oracle_ss import BBR, EVERY, at_rest, us
-from tests.truth.why.judging import play
-from tests.truth.why.scenarios import SCENARIOS
-
-BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
 
 def rate(text: str, pattern: str) -> float:
@@ -60,12 +56,6 @@ def test_the_columns_say_what_ss_says(tmp_path: Path, congestion: str) -> None:
     assert set(np.unique(records["bbr_mode"])) <= {1, 2, 3, 4}
 
 
-def of_sender(tmp_path: Path, name: str) -> Records:
-    play(BY_NAME[name], tmp_path, seconds=0.8, columns="all")
-    records = read(tmp_path / "why.pm").records.at("SEGMENT_RECEIVED")
-    return records.pick(np.arange(len(records)) > len(records) // 2)
-
-
 def ago(records: Records, clock: str) -> np.ndarray:
     """(n,) how long before each record a clock in us of 32 bits stood there [us]."""
     behind = (records["time_ns"] // 1000 - records[clock].astype(np.uint64)) % 2**32
@@ -95,10 +85,3 @@ def test_clocks_say_when_data_was_sent(tmp_path: Path) -> None:
     # In jiffies: a round trip each.
     grown = np.diff(records["busy_us"].astype(np.int64))
     assert ((grown >= 30_000) & (grown < 80_000)).mean() > 0.5
-
-
-def test_pacing_says_when_the_next_segment_leaves(tmp_path: Path) -> None:
-    records = of_sender(tmp_path, "socket paced at 5 MB/s")
-    assert (ago(records, "next_tx_us") < 0).mean() > 0.6
-    records = of_sender(tmp_path, "deep queue, cubic")
-    assert (ago(records, "next_tx_us") >= 0).all()

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,8 @@ from numpy.typing import NDArray
 
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.namespaces import Side
-from tcpkmon.collector.loader import sock_diag
 from tcpkmon.collector.loader.sock_diag import ends_of, list_by, list_sockets, open_wire
 from tcpkmon.collector.plan.filters import Filters, parse
-from tcpkmon.formats.base.errors import KernelError
 
 TIMEOUT_S = 60.0
 
@@ -145,41 +142,3 @@ def test_filters(lab: Lab, traffic: Traffic) -> None:
             assert len(listed(lab, filters)) == count
         finally:
             filters.close()
-
-
-def test_cgroup(lab: Lab, traffic: Traffic) -> None:
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    own = next(line[3:] for line in lines if line.startswith("0::"))
-    found = connections_of(lab.b, parse(cgroups=[own]))
-    assert len(found) == 3
-    nowhere = parse(cgroups=[own]).cgroups[0]
-    other = type(nowhere)("/nonexistent", nowhere.id + 1, nowhere.level)
-    assert not len(connections_of(lab.b, Filters(cgroups=(other,))))
-
-
-def test_many_connections_are_each_there_once(lab: Lab) -> None:
-    """More than fit in one answer of the kernel."""
-    count = 401
-    with ExitStack() as stack:
-
-        def listen() -> socket.socket:
-            return socket.create_server((lab.b.address4, 0), backlog=64)
-
-        listener = stack.enter_context(lab.b.run(listen))
-        ports = set()
-        for _ in range(count):
-            client = stack.enter_context(lab.a.run(lambda: socket.socket(socket.AF_INET)))
-            client.settimeout(TIMEOUT_S)
-            client.connect(listener.getsockname())
-            stack.enter_context(listener.accept()[0])
-            ports.add(client.getsockname()[1])
-        found = connections_of(lab.b)
-        assert len(found) == count
-        assert {ends_of(one)[1][1] for one in found} == ports
-
-
-def test_a_refusal_by_the_kernel(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A protocol that nobody lists, as TCP is where tcp_diag is missing."""
-    monkeypatch.setattr(sock_diag, "_TCP", 253)
-    with pytest.raises(KernelError, match=r"does not list its connections: \w+"):
-        list_sockets([lab.b.namespace.fd])

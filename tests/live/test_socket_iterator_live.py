@@ -72,18 +72,6 @@ def test_open_connections_of_two_namespaces_are_recorded(tmp_path: Path, lab: La
         assert LISTEN not in outcome.records.at("EXISTING")["state"].tolist()
 
 
-def test_every_namespace_is_walked_unless_some_are_named(tmp_path: Path, lab: Lab) -> None:
-    with open_connections(lab) as pairs:
-        ends = ends_of(pairs)
-        chosen = ",".join(str(pair.server_port) for pair in pairs)
-        options = (*CALLS, "--ports", chosen, "--addr", "10.77.0.0/24", "--addr", "fd77::/64")
-        with capturing(tmp_path / "a.pm", *options) as run:
-            for pair in pairs:
-                pair.exchange(1)
-            outcome = run.stop()
-        check_existing(outcome, ends)
-
-
 HOLDER = """
 import socket, sys
 listener = socket.create_server(("127.0.0.1", 0))

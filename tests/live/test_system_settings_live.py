@@ -15,13 +15,14 @@ import pytest
 import tcpkmon
 from tcpkmon.collector.lab.lab import Bottleneck, Lab
 from tcpkmon.collector.linux.system_settings import read_system_settings
+from tests.full import first
 
 
 def ask(*words: str) -> str:
     return subprocess.check_output(words, text=True)
 
 
-@pytest.mark.parametrize("form", ["psc", "klogger"])
+@pytest.mark.parametrize("form", first(1, ["psc", "klogger"]))
 def test_headers_have_the_settings_of_the_machine(tmp_path: Path, form: str) -> None:
     path = tmp_path / "out"
     collect = str(Path(sys.executable).with_name("collect"))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import time
@@ -22,7 +21,7 @@ from tcpkmon.formats.base.segments import find_segments
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import verify_file
 from tcpkmon.formats.verify.report import Report
-from tests.live.capturing import ROOT
+from tests.full import first
 from tests.live.daemons import Daemon
 from tests.live.faults import FULL, RECEIVE_CALL, Flood, Space, wait_until
 from tests.live.grouped_workload import root_of, run
@@ -76,28 +75,15 @@ def calls_in(paths: list[Path]) -> np.ndarray:
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize(
-    "file_format", ["psc", "klogger", "extended"] if FULL else ["psc", "klogger"]
-)
-@pytest.mark.parametrize("every", ["1h", "1s"] if FULL else ["1s"])
+@pytest.mark.parametrize("file_format", ["psc", "klogger"])
+@pytest.mark.parametrize("every", first(1, ["1s", "1h"]))
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_no_record_is_missing(
-    daemon: Daemon, space: Space, tmp_path: Path, every: str, number: int, file_format: str
+    daemon: Daemon, space: Space, every: str, number: int, file_format: str
 ) -> None:
-    """extended: a PSC file of a schema that extends tcp."""
     with Flood(space) as flood:
         text = CAPTURE.format(space=space.path, port=flood.port)
-        if file_format == "extended":
-            own_schema = tmp_path / "mine"
-            shutil.copytree(ROOT / "docs/examples/wakeups", own_schema)
-            for path in (own_schema, *own_schema.iterdir()):
-                path.chmod(0o755)
-            text = text.replace('"RECEIVE_CALL"', '"RECEIVE_CALL", "DATA_READY"').replace(
-                '"classic"', '"classic", "pmtu"'
-            )
-            text += f"schemata = ['{own_schema}']\n"
-        else:
-            text += f"format = '{file_format}'\n"
+        text += f"format = '{file_format}'\n"
         daemon.configure(text + ROTATION.format(every=every))
         daemon.start()
         began_ns = time.monotonic_ns()
@@ -169,6 +155,7 @@ def test_the_whole_daemon_is_killed(daemon: Daemon, space: Space) -> None:
         assert capture.settings["started_anew"] == "the byte code changed"
 
 
+@pytest.mark.full
 def test_who_is_killed_before_the_daemon_is_ready(daemon: Daemon, space: Space) -> None:
     """It is started again, with what is parked; the other captures notice nothing."""
     with Flood(space) as flood:
@@ -196,7 +183,7 @@ def test_who_is_killed_before_the_daemon_is_ready(daemon: Daemon, space: Space) 
     assert np.array_equal(np.sort(numbers[numbers >= 0]), np.arange(made))
 
 
-@pytest.mark.parametrize("file_format", ["psc", "klogger"] if FULL else ["psc"])
+@pytest.mark.parametrize("file_format", first(1, ["psc", "klogger"]))
 def test_a_file_that_does_not_rotate_goes_on(
     daemon: Daemon, space: Space, file_format: str
 ) -> None:
@@ -223,7 +210,7 @@ def test_a_file_that_does_not_rotate_goes_on(
     assert "SEND_CALL" not in {row.name for row in report.rows if row.in_file}
 
 
-@pytest.mark.parametrize("wait_s", [0.05, 0.3, 0.6, 1.0] if FULL else [0.3])
+@pytest.mark.parametrize("wait_s", first(1, [0.3, 0.05, 0.6, 1.0]))
 def test_who_is_killed_while_another_relieves_it(
     daemon: Daemon, space: Space, wait_s: float
 ) -> None:
@@ -258,7 +245,8 @@ output = "@/calls"
 """
 
 
-@pytest.mark.parametrize("file_format", ["psc", "klogger"] if FULL else ["psc"])
+@pytest.mark.full
+@pytest.mark.parametrize("file_format", ["psc", "klogger"])
 def test_who_goes_on_tells_whose_the_groups_are(daemon: Daemon, file_format: str) -> None:
     """Groups from before the kill, from the time in which no process looks, and from after it."""
     root = root_of(Path("/proc/self/mountinfo").read_text())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.full import first
 from tests.live.schema_logs import logging
 
 CONF = """
@@ -56,7 +57,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("kinds", ["btf", "raw"])
+@pytest.mark.parametrize("kinds", first(1, ["btf", "raw"]))
 def test_the_current_task(tmp_path: Path, kinds: str) -> None:
     mine = tmp_path / "mine"
     mine.mkdir(mode=0o755)

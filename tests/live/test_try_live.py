@@ -248,16 +248,3 @@ def test_an_effect_is_named_where_there_is_one(
     assert change[0] < low <= high < change[1], duration
     assert ("initcwnd 30" in one["write"][0]) == (wanted == "initcwnd=30")
     assert settings() == before
-
-
-@pytest.mark.parametrize(("words", "text"), [
-    (["--live", "--set", "initcwnd=2"], "which connections"),
-    (["--live", "--ports", "1", "--set", "tcp_rmem=65536"], "no such setting of a socket"),
-    (["--live", "--ports", "1", "--set", "so_sndbuf=900000000"], "the kernel cuts it"),
-    (["--live", "--unit", "none-such.service", "--set", "initcwnd=2"], "no control groups"),
-    (["--ports", "1", "--set", "initcwnd=2"], "missing option '--live'"),
-])  # fmt: skip
-def test_what_it_cannot_do(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    command = import_module("tcpkmon.collector.commands.try").command
-    assert cli.run(command, words, "tcpkmon try") == 2
-    assert text in capsys.readouterr().err

@@ -41,7 +41,7 @@ from tests.live.capturing import (
 
 TCPKMON = Path(sys.executable).with_name("tcpkmon")
 WITH_SEGMENTS = ("--columns", "all", "--locations", "default,TRANSMIT", "--buffer-size", "16")
-BYTES = 12_000_000 if IS_FULL else 6_000_000
+BYTES = 12_000_000 if IS_FULL else 4_000_000
 PACKET = ("tcp.srcport", "tcp.seq_raw", "tcp.ack_raw", "tcp.len", "tcp.flags")
 PATHS = (None, Bottleneck(rate_mbit=50, queue_bytes=200_000, loss_percent=1.0))
 SO_RCVBUFFORCE = 33

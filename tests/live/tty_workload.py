@@ -64,20 +64,3 @@ def terminal(*command: str) -> Iterator[Terminal]:
 
 def answerer(seconds: float, mode: str) -> tuple[str, ...]:
     return (sys.executable, "-c", ANSWERER, str(seconds), mode)
-
-
-def run_login() -> int:
-    """A run of login at a terminal: 1, or 0 where it makes no session."""
-    pid, master = pty.fork()
-    if not pid:
-        os.execvp("login", ["login", "-f", "root"])
-    os.write(master, b"echo uid=$(cat /proc/self/loginuid).; exit\n")
-    seen = b""
-    try:
-        while some := os.read(master, 1000):
-            seen += some
-    except OSError:
-        pass  # the terminal has ended
-    os.close(master)
-    _, status = os.waitpid(pid, 0)
-    return int(status == 0 and b"uid=0." in seen)

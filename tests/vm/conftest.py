@@ -14,7 +14,6 @@ import pytest
 
 from tcpkmon.collector.linux.btf import Btf
 from tcpkmon.collector.loader.attach_trials import Probing
-from tcpkmon.collector.plan.probes import counts_skipped
 from tests.vm.compile_far import HERE
 
 FOLDER = Path(__file__).parent
@@ -59,12 +58,3 @@ def compiled_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 def probing() -> Probing:
     """What this kernel offers."""
     return Probing(Btf.from_kernel())
-
-
-@pytest.fixture
-def default_is_proven(probing: Probing) -> None:
-    """For tests whose captures must be proven with the default locations: docs/kernels.md."""
-    by_kprobe = not probing.can("fentry", "tcp_rcv_state_process")
-    by_kprobe &= probing.can("kprobe", "tcp_rcv_state_process")
-    if by_kprobe and not counts_skipped(Btf.from_kernel(), "kprobe"):
-        pytest.skip("this kernel does not count for which events it skips a kprobe's program")

@@ -51,13 +51,9 @@ esac
 limit=420
 [ "$(uname -m)" = x86_64 ] || limit=1200
 export TCPKMON_GUEST_LIMIT=$limit
-if [ -f "$results/module" ]; then
-    "$root/.venv/bin/python" -m "$(cat "$results/module")" </dev/null
-else
-    "$root/.venv/bin/python" -m pytest -p no:cacheprovider -p tests.vm.reporting \
-        -o faulthandler_timeout=0 -o timeout=$limit --tb=short --continue-on-collection-errors \
-        "${arguments[@]}" </dev/null
-fi
+"$root/.venv/bin/python" -m pytest -p no:cacheprovider -p tests.vm.reporting \
+    -o faulthandler_timeout=0 -o timeout=$limit --tb=short --continue-on-collection-errors \
+    "${arguments[@]}" </dev/null
 status=$?
 dmesg >"$results/dmesg.log" 2>&1
 echo "$status" >"$results/exit.new" && mv "$results/exit.new" "$results/exit"
