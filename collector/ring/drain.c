@@ -52,6 +52,7 @@ struct cpu {
     int64_t decided; /* serials up to this one are taken, or counted as lost */
     int64_t key;     /* of the last that was taken */
     int64_t pushed, waiting, ready, lost;
+    int64_t first; /* serial of the first that waits, after order_push() */
     int64_t late[POINTS];
 
     struct waiting *queue;
@@ -167,21 +168,20 @@ EXPORT void order_free(struct order *order) {
         free(cpu);
     }
     free(order->cpus);
-    free(order->heap);
     free(order);
 }
 
 /* Adds a CPU; NULL: no memory. */
 EXPORT struct cpu *order_add(struct order *order, int64_t number) {
-    size_t size = (order->count + 1) * sizeof(struct cpu *);
-    struct cpu *cpu = calloc(1, sizeof(*cpu)), **cpus = realloc(order->cpus, size);
+    int64_t count = order->count + 1;
+    struct cpu *cpu = calloc(1, sizeof(*cpu));
+    struct cpu **cpus = realloc(order->cpus, 2 * count * sizeof(*cpus));
 
-    if (cpus)
+    if (cpus) {
         order->cpus = cpus;
-    struct cpu **heap = realloc(order->heap, size);
-    if (heap)
-        order->heap = heap;
-    if (!cpu || !cpus || !heap) {
+        order->heap = cpus + count;
+    }
+    if (!cpu || !cpus) {
         free(cpu);
         return NULL;
     }
@@ -271,6 +271,7 @@ EXPORT int64_t order_push(struct order *order, struct cpu *cpu, const uint8_t *r
     }
     cpu->pushed += count;
     cpu->waiting += count - late;
+    cpu->first = cpu->waiting ? cpu->queue[cpu->head].serial : 0;
     return late;
 }
 
@@ -396,9 +397,9 @@ static int is_before(const struct cpu *one, const struct cpu *other) {
     return key < than || (key == than && one->number < other->number);
 }
 
-/* Moves the first of a heap down to its place. */
-static void sift(struct cpu **heap, int64_t count) {
-    for (int64_t at = 0, child; (child = 2 * at + 1) < count; at = child) {
+/* Moves one of a heap down to its place. */
+static void sift(struct cpu **heap, int64_t at, int64_t count) {
+    for (int64_t child; (child = 2 * at + 1) < count; at = child) {
         if (child + 1 < count && is_before(heap[child + 1], heap[child]))
             child++;
         if (!is_before(heap[child], heap[at]))
@@ -417,14 +418,8 @@ static int64_t make_heap(const struct order *order) {
     for (int64_t n = 0; n < order->count; n++)
         if (order->cpus[n]->ready)
             order->heap[count++] = order->cpus[n];
-    for (int64_t n = 1; n < count; n++)
-        for (int64_t at = n; at && is_before(order->heap[at], order->heap[(at - 1) / 2]);) {
-            struct cpu *down = order->heap[(at - 1) / 2];
-
-            order->heap[(at - 1) / 2] = order->heap[at];
-            order->heap[at] = down;
-            at = (at - 1) / 2;
-        }
+    for (int64_t n = count / 2; n--;)
+        sift(order->heap, n, count);
     return count;
 }
 
@@ -503,7 +498,7 @@ EXPORT int64_t order_merge(struct order *order, struct piece *piece) {
         } while (cpu->ready && (!rival || is_before(cpu, rival)));
         if (!cpu->ready)
             order->heap[0] = order->heap[--left];
-        sift(order->heap, left);
+        sift(order->heap, 0, left);
     }
     return made;
 }
@@ -524,9 +519,4 @@ EXPORT int64_t order_copy(struct order *order, struct cpu *cpu, uint8_t *entries
         take(cpu);
     }
     return made;
-}
-
-/* The serial of the first record of a CPU that waits; 0: none waits. */
-EXPORT int64_t order_first(const struct cpu *cpu) {
-    return cpu->head < cpu->tail ? cpu->queue[cpu->head].serial : 0;
 }

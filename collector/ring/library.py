@@ -18,18 +18,14 @@ from tcpkmon.formats.base.installing import how_to_install
 
 PLACE = Path(__file__).with_name("_drain")
 _VERSION = 2
-_WORDS: dict[str, tuple[Any, str]] = {
+_FUNCTIONS: dict[str, tuple[Any, str]] = {
     "ring_version": (c_int, ""),
     "ring_load": (c_uint64, "p"),
     "ring_store": (None, "p8"),
     "ring_advance": (c_int, "pp88p"),
-    "order_add": (c_void_p, "p8"),
-    "order_first": (c_int64, "p"),
-}
-_RECORDS: dict[str, tuple[Any, str]] = {
-    "ring_version": (c_int, ""),
     "order_new": (c_void_p, "8888"),
     "order_free": (None, "p"),
+    "order_add": (c_void_p, "p8"),
     "order_push": (c_int64, "ppp88"),
     "order_settle": (c_int64, "p"),
     "order_up_to": (c_int64, "p88"),
@@ -41,19 +37,10 @@ _BUSY = 1 << 31
 
 
 @functools.cache
-def find_library() -> CDLL:
-    """Its functions for words. TcpkmonError if there is no library of this version."""
-    return _find(_WORDS, PyDLL)
-
-
-@functools.cache
-def find_order() -> CDLL:
-    """Its functions for records: others may have Python's lock meanwhile."""
-    return _find(_RECORDS, CDLL)
-
-
-def _find(signatures: dict[str, tuple[Any, str]], kind: type[CDLL]) -> CDLL:
-    if (library := find_compiled(PLACE, _VERSION, signatures, kind)) is None:
+def find_library(kind: type[CDLL] = PyDLL) -> CDLL:
+    """Its functions; CDLL: others have Python's lock meanwhile. TcpkmonError if there is no
+    library of this version."""
+    if (library := find_compiled(PLACE, _VERSION, _FUNCTIONS, kind)) is None:
         raise TcpkmonError(f"{PLACE}*.so is missing, or of another version: rings cannot be read",
                            how_to_install("tcpkmon"))  # fmt: skip
     return library

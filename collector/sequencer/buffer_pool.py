@@ -35,12 +35,6 @@ class _Lender:
         self._free.append(self._memory)
 
 
-def even(count: int, most: int) -> int:
-    """The size of pieces for `count` (> 0) in all: about equal, and at most `most` each."""
-    pieces = -(-count // most)
-    return -(-count // pieces)
-
-
 class Pool:
     """Lends memory for pieces: new pages would cost more than the work on the records.
 

@@ -21,22 +21,6 @@ POINTS = 256
 
 
 @dataclass
-class Numbering:
-    """The writer's feedback to the sequencer, which numbers entries before they are written.
-
-        sequencer:  100 .. 199 | 200 .. 299 |            numbers as if nothing else came
-        file:       100 .. 199 | 2 marks | 202 .. 301    so ahead is 2
-
-    ahead: the file's numbers less the sequencer's; ahead_bytes: the same for bytes. If ahead is
-    out of date, the writer numbers entries again. If ahead_bytes is, it copies them before a
-    direct write.
-    """
-
-    ahead: int = 0
-    ahead_bytes: int = 0
-
-
-@dataclass
 class Ordered:
     """Entries ready to be written: (n,) contiguous rows of the capture's dtype.
 
@@ -54,9 +38,8 @@ class Ordered:
     """CLOCK_MONOTONIC of the first entry."""
     records: int = 0
     """How many entries are records."""
-    numbering: Numbering | None = None
-    ahead: int = 0
-    """numbering.ahead when these numbers were given."""
+    ahead: int | None = None
+    """See Sequencer.ahead, when these numbers were given; None: no sequencer gave them."""
     start_bytes: int = 0
     """The bytes of all batches of the sequencer before this one."""
 
@@ -76,9 +59,8 @@ class Ordered:
         """Set other numbers, in the entries."""
         step = first_seq - self.first_seq
         if step:
-            self.ahead += step
-            if self.numbering is not None:
-                self.numbering.ahead = self.ahead
+            if self.ahead is not None:
+                self.ahead += step
             self.first_seq = first_seq
             head_words(self.entries)[:, _SEQ] += np.uint32(step & 0xFFFFFFFF)
             if "seq" in (self.entries.dtype.names or ()):

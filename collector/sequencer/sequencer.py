@@ -18,16 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcpkmon.collector.ring.batch import Batch
-from tcpkmon.collector.ring.library import find_library, find_order
-from tcpkmon.collector.sequencer.buffer_pool import PIECE_BYTES, Pool, even
-from tcpkmon.collector.sequencer.ordered import (
-    I64,
-    POINTS,
-    Numbering,
-    Ordered,
-    opaque,
-    stamp_control,
-)
+from tcpkmon.collector.ring.library import find_library
+from tcpkmon.collector.sequencer.buffer_pool import PIECE_BYTES, Pool
+from tcpkmon.collector.sequencer.ordered import I64, POINTS, Ordered, opaque, stamp_control
 from tcpkmon.formats.base.control import ANY_CPU, Control, Loss, LossCause, encode_many
 
 FOREVER_NS = 2**63 - 1
@@ -47,18 +40,9 @@ class _Cpu(ctypes.Structure):
          taken, or lost     |  missing ones may come  |
     """
 
-    number: int
-    seen: int
-    decided: int
-    key_ns: int
-    pushed: int
-    waiting: int
-    ready: int
-    lost: int
-    late: ctypes.Array[ctypes.c_int64]
     _fields_ = [
         *((name, ctypes.c_int64) for name in (
-            "number", "seen", "decided", "key_ns", "pushed", "waiting", "ready", "lost"
+            "number", "seen", "decided", "key_ns", "pushed", "waiting", "ready", "lost", "first"
         )),
         ("late", ctypes.c_int64 * POINTS),
     ]  # fmt: skip
@@ -73,10 +57,6 @@ class _Piece(ctypes.Structure):
             "records",
         )
     ]  # fmt: skip
-    seq: int
-    first_ns: int
-    counted: int
-    records: int
 
 
 class Queues:
@@ -89,7 +69,7 @@ class Queues:
     def __init__(self, dtype: np.dtype[Any], limit_bytes: int = 256 << 20) -> None:
         self._dtype, self._opaque = dtype, opaque(dtype)
         self._limit = max(2, limit_bytes // dtype.itemsize)
-        self._c, columns = find_order(), (_place(dtype, name) for name in _COLUMNS)
+        self._c, columns = find_library(ctypes.CDLL), (_place(dtype, name) for name in _COLUMNS)
         self._order = _checked(self._c.order_new(dtype.itemsize, *columns) or _NO_MEMORY)
         weakref.finalize(self, self._c.order_free, self._order).atexit = False
         self._cpus: dict[int, tuple[_Cpu, int]] = {}
@@ -114,11 +94,6 @@ class Queues:
     def waiting_by_cpu(self) -> dict[int, int]:
         """How many records of each CPU wait for the watermark."""
         return {number: cpu.waiting for number, (cpu, _) in self._cpus.items()}
-
-    @property
-    def waiting(self) -> int:
-        """How many records wait for the watermark."""
-        return sum(self.waiting_by_cpu.values())
 
     @property
     def last_ns(self) -> int:
@@ -170,8 +145,8 @@ class Queues:
         self.killed.update(counts)
         ends = {}
         for number, count in counts.items():
-            cpu, address = self._cpu(number)
-            there = find_library().order_first(address) - 1 if cpu.waiting else FOREVER_NS
+            cpu, _ = self._cpu(number)
+            there = cpu.first - 1 if cpu.waiting else FOREVER_NS
             ends[number] = min(cpu.decided + count, there)  # late ones had been counted
         return self.tails(ends)
 
@@ -198,13 +173,10 @@ class Queues:
         time up to each record.
         """
         self._up_to(watermark_ns)
-        return self._copies(pool)
-
-    def _copies(self, pool: Pool) -> Iterator[tuple[int, int, NDArray[Any], I64, I64]]:
         most = max(1, COPY_BYTES // self._dtype.itemsize)
         for number, (cpu, address) in sorted(self._cpus.items()):
             while cpu.ready:
-                before, count = cpu.decided, even(cpu.ready, most)
+                before, count = cpu.decided, min(cpu.ready, most)
                 rows = pool.rows(count, self._opaque)
                 serials, keys_ns = np.empty((2, count), np.int64)
                 to = (rows.ctypes.data, count, serials.ctypes.data, keys_ns.ctypes.data)
@@ -234,7 +206,7 @@ class Queues:
         """The queue of a CPU, and its address."""
         found = self._cpus.get(number)
         if found is None:
-            address = _checked(find_library().order_add(self._order, number) or _NO_MEMORY)
+            address = _checked(self._c.order_add(self._order, number) or _NO_MEMORY)
             found = self._cpus[number] = _Cpu.from_address(address), address
         return found
 
@@ -255,9 +227,16 @@ class Sequencer(Queues):
     ) -> None:
         super().__init__(dtype, limit_bytes)
         self._offset_ns = offset_ns
-        self._next_seq = first_seq
-        self._numbering, self._ahead = Numbering(), 0
-        self._bytes = 0
+        self._next_seq, self._bytes = first_seq, 0
+        self.ahead = self.ahead_bytes = self._ahead = 0
+        """The writer's feedback, as entries are numbered before they are written:
+
+            sequencer:  100 .. 199 | 200 .. 299 |            numbers as if nothing else came
+            file:       100 .. 199 | 2 marks | 202 .. 301    so ahead is 2
+
+        ahead_bytes is the same for bytes. If ahead is out of date, the writer numbers entries
+        again. If ahead_bytes is, it copies them before a direct write.
+        """
         self._pool = Pool()
         self._places = np.empty((0, 3), np.int64)
 
@@ -271,7 +250,12 @@ class Sequencer(Queues):
         In pieces of about PIECE_BYTES: use all of them. Missing serials before these records are
         lost.
         """
-        return self._merge(self._up_to(watermark_ns), PIECE_BYTES)
+        most = max(2, PIECE_BYTES // self._dtype.itemsize)  # a LOSS entry and a record
+        left = self._up_to(watermark_ns)
+        while left:
+            made = self._take(min(left, most))
+            left -= len(made)
+            yield made
 
     def missing(self, serials: Mapping[int, int], mono_ns: int | None = None) -> Ordered:
         """LOSS entries for the serials after each CPU's last record, when all is released.
@@ -306,7 +290,7 @@ class Sequencer(Queues):
 
     def _first(self) -> int:
         """The number of the next entry, with the latest feedback of the writer."""
-        ahead = self._numbering.ahead
+        ahead = self.ahead
         self._next_seq += ahead - self._ahead
         self._ahead = ahead
         return self._next_seq
@@ -318,25 +302,14 @@ class Sequencer(Queues):
         """A batch of entries, which uses the next `span` numbers."""
         first, self._next_seq = self._next_seq, self._next_seq + span
         start, self._bytes = self._bytes, self._bytes + entries.nbytes
-        return Ordered(
-            entries, cpus, places, first, span, first_ns, records, self._numbering, self._ahead,
-            start,
-        )  # fmt: skip
-
-    def _merge(self, left: int, piece_bytes: int) -> Iterator[Ordered]:
-        """So many entries, in pieces of at least two: one may be the LOSS entry of the other."""
-        most = max(2, piece_bytes // self._dtype.itemsize)
-        while left:
-            made = self._take(min(left, max(2, even(left, most))))
-            left -= len(made)
-            yield made
+        return Ordered(entries, cpus, places, first, span, first_ns, records, self._ahead, start)
 
     def _take(self, room: int) -> Ordered:
         """The next piece, of so many entries at most."""
         if len(self._places) < POINTS * len(self._cpus):
             self._places = np.empty((POINTS * len(self._cpus), 3), np.int64)
         # Aligned as in the file: a direct write does not copy it.
-        start = self._bytes + self._numbering.ahead_bytes
+        start = self._bytes + self.ahead_bytes
         rows, cpus = self._pool.rows(room, self._opaque, start), np.empty(room, np.uint16)
         first, offset_ns = self._first(), self._offset_ns()
         where = rows.ctypes.data, cpus.ctypes.data, self._places.ctypes.data

@@ -9,6 +9,7 @@ and sees what could come.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from ctypes import CDLL
 from importlib import import_module
 
 from tcpkmon.collector.loader.prepare import Prepared
@@ -37,7 +38,7 @@ def preload(request: Request, prepared: Prepared) -> None:
     """Import and open what this capture needs later."""
     import_all(_modules(request, prepared))
     library.find_library()
-    library.find_order()
+    library.find_library(CDLL)
     own_version()
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from tcpkmon.collector.ring.journal import Note
 from tcpkmon.collector.sequencer.clock_pairs import Clocks
-from tcpkmon.collector.sequencer.ordered import Numbering, Ordered, stamp, stamp_control
+from tcpkmon.collector.sequencer.ordered import Ordered, stamp, stamp_control
 from tcpkmon.collector.sequencer.sequencer import Sequencer
 from tcpkmon.collector.writer.capture_info import CaptureInfo, Current
 from tcpkmon.collector.writer.codec import Codec, File, Frame, Look, Segment, Show
@@ -60,8 +60,7 @@ class PscCodec(Codec):
         self.states = States(info.dtype, info.remembered or MOST) if rotates else None
         self.unit, self._dtype = info.dtype.itemsize, info.dtype
         self._offset_ns: Callable[[], int] = lambda: clocks.offset_ns
-        self._numbering: Numbering | None = None
-        self._given_bytes = 0
+        self._given_bytes: int | None = None
         self.order = Sequencer(info.dtype, self._offset_ns, first_seq=last_seq + 1)
         self.order.warm()
 
@@ -123,14 +122,15 @@ class PscCodec(Codec):
             batch.renumber(first)
             first += batch.span
         last = batches[-1]
-        if last.numbering is not None:
-            self._numbering, self._given_bytes = last.numbering, last.start_bytes + last.nbytes
+        if last.ahead is not None:
+            self.order.ahead = last.ahead
+            self._given_bytes = last.start_bytes + last.nbytes
         return Frame([batch.entries.view(np.uint8).data for batch in batches], whole=False)
 
     def moved(self, file: File) -> None:
         """Give the sequencer the place in the file of its next entries."""
-        if self._numbering is not None:
-            self._numbering.ahead_bytes = file.sink.end_bytes - self._given_bytes
+        if self._given_bytes is not None:
+            self.order.ahead_bytes = file.sink.end_bytes - self._given_bytes
 
     def _entries(self, items: Sequence[Item], written: Written) -> list[Control]:
         """The entries of these items, of which the first follows what is written."""

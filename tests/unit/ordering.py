@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.collector.sequencer import sequencer
 from tcpkmon.collector.sequencer.ordered import Ordered, opaque
 from tcpkmon.collector.sequencer.sequencer import FOREVER_NS, Sequencer
 from tcpkmon.formats.base.control import ANY_CPU, Control, Loss, words_view
@@ -20,8 +22,8 @@ class Whole(Sequencer):
     """A sequencer that gives each release in one piece."""
 
     def release(self, watermark_ns: int) -> Ordered:
-        whole = next(self._merge(self._up_to(watermark_ns), FOREVER_NS), None)
-        return whole or self._control([], [], 0)
+        with mock.patch.object(sequencer, "PIECE_BYTES", FOREVER_NS):
+            return next(self.pieces(watermark_ns), None) or self._control([], [], 0)
 
     def finish(self, serials: Mapping[int, int], mono_ns: int | None = None) -> Ordered:
         return joined(self.release(FOREVER_NS), self.missing(serials, mono_ns))

@@ -162,6 +162,7 @@ def check_entries(random: Random) -> None:
             assert (piece.first_seq, piece.span, piece.first_ns, piece.start_bytes) == head
         more = random.choice([0, 0, 2])  # the writer put so many entries before
         piece.renumber(piece.first_seq + more)
+        order.ahead = piece.ahead
         model.next_seq += more
         assert piece.entries.tobytes() == b"".join(
             moved(entry, more, model.at.get("seq")) for entry in found

@@ -92,7 +92,7 @@ def test_orders_by_serial_and_merges_by_time() -> None:
     assert out.entries["serial"].tolist() == [1, 1, 2, 2]
     assert out.cpus.tolist() == [1, 0, 0, 1]
     assert seqs_of(out).tolist() == [1, 2, 3, 4]
-    assert sequencer.waiting == 1
+    assert sequencer.waiting_by_cpu == {0: 1, 1: 0}
     assert sequencer.read == {0: 2, 1: 2}
     assert sequencer.finish({0: 3, 1: 2}).entries["serial"].tolist() == [3]
     assert sequencer.lost == 0
@@ -212,7 +212,7 @@ def test_memory_is_bounded() -> None:
         serials = np.arange(start, start + 500)
         sequencer.push(Batch(0, make_rows(FULL, 0, serials, serials), 0))
         parts.append(sequencer.release(0))
-        assert sequencer.waiting <= 1000
+        assert sequencer.waiting_by_cpu[0] <= 1000
     parts.append(sequencer.finish({0: 20_000}))
     assert len(check_stream(parts, FULL)) == 20_000
     assert sequencer.lost == 0
@@ -240,6 +240,7 @@ def test_numbers_that_the_writer_gave_are_gone_on_from() -> None:
     # Three entries came before the first, and two more before the third.
     for out, ahead in zip(outs, (3, 3, 5), strict=False):
         out.renumber(out.first_seq + ahead)
+        sequencer.ahead = out.ahead or 0
         sequencer.push(Batch(0, make_rows(FULL, 0, [7 + ahead], [7 + ahead]), 0))
     out = sequencer.release(99)
     assert out.first_seq == 8 + 5

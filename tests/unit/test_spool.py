@@ -56,6 +56,7 @@ class Case:
             self.sink, DTYPE, lambda: 0, Written(), lambda: self.now_ns
         )
         self.sequencer = make_sequencer(DTYPE)
+        self.writer._codec.order = self.sequencer
         self.serials = {0: 0, 1: 0}
         self.sent: Counter[tuple[int, int]] = Counter()
         self.kernel_lost = 0

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tcpkmon.collector.sequencer.sequencer import Sequencer
 from tcpkmon.collector.writer.codec import ALL, File
 from tcpkmon.collector.writer.file_sink import FileSink
 from tcpkmon.collector.writer.psc_codec import PscCodec
@@ -25,7 +26,7 @@ def psc_writer(
 ) -> Writer:
     codec = PscCodec()
     codec.unit, codec._dtype, codec._offset_ns = dtype.itemsize, dtype, offset_ns
-    codec._numbering, codec._given_bytes = None, 0
+    codec._given_bytes, codec.order = None, Sequencer(dtype, offset_ns)
     writer = Writer(codec, written, now_ns=now_ns)
     writer.files[ALL] = File(ALL, sink)
     return writer
