@@ -114,7 +114,8 @@ class BpfRing:
     @property
     def is_due(self) -> bool:
         if self.held_up:
-            return not self._producer.is_busy(self._read * self._row)
+            position = self._read * self._row
+            return self._producer.advance(position)[0] > position
         return self._producer.peek() >= self._threshold.due_at * self._row
 
     def drain(self) -> list[Batch]:

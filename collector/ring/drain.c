@@ -275,42 +275,34 @@ EXPORT int64_t order_push(struct order *order, struct cpu *cpu, const uint8_t *r
     return late;
 }
 
-/* Copies a CPU's rows from this place of the queue on that are in the ring. */
-static void copy_out(const struct order *order, struct cpu *cpu, int64_t from,
-                     struct block *block) {
-    uint8_t *to = block->rows;
+static int64_t settle(const struct order *order, struct cpu *cpu) {
+    int64_t from = later(cpu->fresh, cpu->head), count = cpu->tail - from;
+    struct block *block = count ? malloc(sizeof(*block) + count * order->entry) : NULL;
 
+    if (!block)
+        return count ? NO_MEMORY : 0;
+    block->left = 0;
     for (int64_t at = from; at < cpu->tail; at++) {
         struct waiting *one = &cpu->queue[at];
 
         if (one->block)
             continue;
-        memcpy(to, one->row, order->entry);
-        one->row = to;
+        one->row = memcpy(block->rows + block->left++ * order->entry, one->row, order->entry);
         one->block = block;
-        to += order->entry;
     }
+    if (!block->left)
+        free(block);
+    cpu->fresh = cpu->tail;
+    return 0;
 }
 
 /* Copies what waits out of the rings. */
 EXPORT int64_t order_settle(struct order *order) {
-    for (int64_t n = 0; n < order->count; n++) {
-        struct cpu *cpu = order->cpus[n];
-        int64_t count = 0, from = later(cpu->fresh, cpu->head);
+    int64_t failed = 0;
 
-        for (int64_t at = from; at < cpu->tail; at++)
-            count += !cpu->queue[at].block;
-        if (count) {
-            struct block *block = malloc(sizeof(*block) + count * order->entry);
-
-            if (!block)
-                return NO_MEMORY;
-            block->left = count;
-            copy_out(order, cpu, from, block);
-        }
-        cpu->fresh = cpu->tail;
-    }
-    return 0;
+    for (int64_t n = 0; n < order->count && !failed; n++)
+        failed = settle(order, order->cpus[n]);
+    return failed;
 }
 
 /* Where the first record of a CPU is whose key is above this one. */

@@ -32,8 +32,6 @@ _FUNCTIONS: dict[str, tuple[Any, str]] = {
     "order_merge": (c_int64, "pp"),
     "order_copy": (c_int64, "ppp8pp"),
 }
-_BUSY = 1 << 31
-"""BPF_RINGBUF_BUSY_BIT of linux/bpf.h."""
 
 
 @functools.cache
@@ -76,18 +74,12 @@ class Producer(Word):
 
     def __init__(self, memory: mmap.mmap, size_bytes: int, row: int) -> None:
         super().__init__(np.frombuffer(memory, np.uint64, 1))
-        self._memory = memory
         self._size_bytes = size_bytes
         self._row = row
 
     def place(self, position: int) -> int:
         """Where in the memory the row at this position begins."""
         return mmap.PAGESIZE + (position & (self._size_bytes - 1))
-
-    def is_busy(self, position: int) -> bool:
-        """Whether the row at this position is being built."""
-        length = np.frombuffer(self._memory, np.uint32, 1, self.place(position))
-        return bool(length[0] >= _BUSY)
 
     def advance(self, position: int) -> tuple[int, bool]:
         """The position behind the committed records, which are visible afterwards, and whether

@@ -74,10 +74,6 @@ class Ordered:
         losses = words[words[:, LOCATION_WORD] == Loss.location].astype(np.int64)
         return stop + int((losses[:, _COUNT] + (losses[:, _COUNT + 1] << 32)).sum())
 
-    def span_from(self, start: int) -> int:
-        """How many numbers the entries from a place on use."""
-        return self.span - self.numbers(start)
-
     def counts(self, start: int = 0, stop: int | None = None) -> Counter[tuple[int, int]]:
         """Records (not control entries) of a range, by (cpu, location)."""
         if start == 0 and stop in {None, len(self)}:

@@ -95,20 +95,9 @@ class Queues:
         """How many records of each CPU wait for the watermark."""
         return {number: cpu.waiting for number, (cpu, _) in self._cpus.items()}
 
-    @property
-    def last_ns(self) -> int:
-        """The time of the last record that was taken; 0 without one."""
-        return max((cpu.key_ns for cpu, _ in self._cpus.values()), default=0)
-
     def released(self) -> dict[int, tuple[int, int]]:
         """By CPU: the last serial that was released or lost, and how many up to it were lost."""
-        late: Counter[int] = Counter()
-        for (number, _), count in self.late.items():
-            late[number] += count
-        return {
-            n: (cpu.decided, cpu.decided - (cpu.pushed - cpu.waiting - late[n]))
-            for n, (cpu, _) in self._cpus.items()
-        }
+        return {number: (cpu.decided, cpu.lost) for number, (cpu, _) in self._cpus.items()}
 
     def resume(
         self, released: Mapping[int, tuple[int, int]], late: Counter[tuple[int, int]]
@@ -119,7 +108,7 @@ class Queues:
             cpu, _ = self._cpu(number)
             cpu.decided = cpu.seen = serial
             cpu.pushed = serial - lost + sum(n for (at, _), n in late.items() if at == number)
-            cpu.lost += lost
+            cpu.lost = lost
 
     def push(self, batch: Batch) -> None:
         """Add the records of one drain of one ring, in any order. Their memory is read until
@@ -237,12 +226,8 @@ class Sequencer(Queues):
         ahead_bytes is the same for bytes. If ahead is out of date, the writer numbers entries
         again. If ahead_bytes is, it copies them before a direct write.
         """
-        self._pool = Pool()
+        self.pool = Pool()
         self._places = np.empty((0, 3), np.int64)
-
-    def warm(self) -> None:
-        """Make memory ready before the first records come."""
-        self._pool.warm()
 
     def pieces(self, watermark_ns: int) -> Iterator[Ordered]:
         """All records up to this time, ordered and numbered, with a LOSS entry after each gap.
@@ -257,28 +242,14 @@ class Sequencer(Queues):
             left -= len(made)
             yield made
 
-    def missing(self, serials: Mapping[int, int], mono_ns: int | None = None) -> Ordered:
-        """LOSS entries for the serials after each CPU's last record, when all is released.
-
-        serials: by CPU, how many the kernel gave out. mono_ns: the time of the entries; without
-        it, that of the last record.
-        """
-        return self._missing(self.tails(serials), mono_ns, LossCause.KERNEL)
-
-    def missing_killed(self, counts: Mapping[int, int], mono_ns: int) -> Ordered:
-        """LOSS entries for records that a process had read which was killed before it wrote them.
-
-        counts: by CPU. Call it after resume(), before anything is released.
-        """
-        return self._missing(self.kill(counts), mono_ns, LossCause.KILLED)
-
-    def _missing(
-        self, tails: Sequence[tuple[int, int, int]], mono_ns: int | None, cause: LossCause
+    def missing(
+        self, tails: Sequence[tuple[int, int, int]], mono_ns: int, cause: LossCause
     ) -> Ordered:
+        """LOSS entries for what tails() or kill() returned. mono_ns: their time, if no record has a
+        later one."""
         losses = [Loss(cpu, first, count, cause) for cpu, first, count in tails]
-        return self._control(
-            losses, [loss.count for loss in losses], max(mono_ns or 0, self.last_ns)
-        )
+        last_ns = max([mono_ns, *(cpu.key_ns for cpu, _ in self._cpus.values())])
+        return self._control(losses, [loss.count for loss in losses], last_ns)
 
     def _control(self, entries: Iterable[Control], lost: Sequence[int], mono_ns: int) -> Ordered:
         """Control entries, before each of which so many numbers are lost."""
@@ -310,7 +281,7 @@ class Sequencer(Queues):
             self._places = np.empty((POINTS * len(self._cpus), 3), np.int64)
         # Aligned as in the file: a direct write does not copy it.
         start = self._bytes + self.ahead_bytes
-        rows, cpus = self._pool.rows(room, self._opaque, start), np.empty(room, np.uint16)
+        rows, cpus = self.pool.rows(room, self._opaque, start), np.empty(room, np.uint16)
         first, offset_ns = self._first(), self._offset_ns()
         where = rows.ctypes.data, cpus.ctypes.data, self._places.ctypes.data
         piece = _Piece(*where, room, first, offset_ns)

@@ -226,5 +226,5 @@ class Appender:
 
     def _drop(self, batches: Sequence[Batch], error: OSError, start: int = 0) -> None:
         for batch in batches:
-            self.skip(cause_of(error), batch.span_from(start), batch.counts(start))
+            self.skip(cause_of(error), batch.span - batch.numbers(start), batch.counts(start))
             start = 0

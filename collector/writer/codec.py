@@ -62,10 +62,6 @@ class Batch(Protocol):
         """How many sequence numbers the first `stop` entries take."""
         ...
 
-    def span_from(self, start: int) -> int:
-        """How many sequence numbers the entries from `start` on take, if they are dropped."""
-        ...
-
     def counts(self, start: int = 0, stop: int | None = None) -> Counter[Place]:
         """The records of a range, by (cpu, location)."""
         ...

@@ -47,9 +47,6 @@ class LogBatch:
     def numbers(self, stop: int) -> int:
         return 0
 
-    def span_from(self, start: int) -> int:
-        return 0
-
     @property
     def nbytes(self) -> int:
         return int(self.rows.nbytes)

@@ -33,6 +33,7 @@ from tcpkmon.formats.base.control import (
     Control,
     End,
     Loss,
+    LossCause,
     Start,
     encode_many,
 )
@@ -62,7 +63,7 @@ class PscCodec(Codec):
         self._offset_ns: Callable[[], int] = lambda: clocks.offset_ns
         self._given_bytes: int | None = None
         self.order = Sequencer(info.dtype, self._offset_ns, first_seq=last_seq + 1)
-        self.order.warm()
+        self.order.pool.warm()
 
     def take(
         self, watermark_ns: int, show: Show | None
@@ -73,10 +74,11 @@ class PscCodec(Codec):
             yield ordered, ()
 
     def missing(self, serials: Mapping[int, int], mono_ns: int) -> Iterable[Ordered]:
-        return (self.order.missing(serials, mono_ns),)
+        return (self.order.missing(self.order.tails(serials), mono_ns, LossCause.KERNEL),)
 
     def kill(self, counts: Mapping[int, int], mono_ns: int) -> Iterable[Ordered]:
-        return (self.order.missing_killed(counts, mono_ns),) if counts else ()
+        tails = self.order.kill(counts)
+        return (self.order.missing(tails, mono_ns, LossCause.KILLED),) if counts else ()
 
     def look(
         self, feed: Look, batch: Ordered, parts: Sequence[Any], counts: Counter[Any]

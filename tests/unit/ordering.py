@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tcpkmon.collector.sequencer import sequencer
 from tcpkmon.collector.sequencer.ordered import Ordered, opaque
 from tcpkmon.collector.sequencer.sequencer import FOREVER_NS, Sequencer
-from tcpkmon.formats.base.control import ANY_CPU, Control, Loss, words_view
+from tcpkmon.formats.base.control import ANY_CPU, Control, Loss, LossCause, words_view
 
 NO_CPU = ANY_CPU
 
@@ -25,8 +25,9 @@ class Whole(Sequencer):
         with mock.patch.object(sequencer, "PIECE_BYTES", FOREVER_NS):
             return next(self.pieces(watermark_ns), None) or self._control([], [], 0)
 
-    def finish(self, serials: Mapping[int, int], mono_ns: int | None = None) -> Ordered:
-        return joined(self.release(FOREVER_NS), self.missing(serials, mono_ns))
+    def finish(self, serials: Mapping[int, int], mono_ns: int = 0) -> Ordered:
+        released = self.release(FOREVER_NS)
+        return joined(released, self.missing(self.tails(serials), mono_ns, LossCause.KERNEL))
 
     def control(self, entries: Iterable[Control], mono_ns: int) -> Ordered:
         """Control entries with the next sequence numbers, all of one moment."""

@@ -23,7 +23,7 @@ from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.collector.sequencer import sequencer
 from tcpkmon.collector.sequencer.buffer_pool import Pool
 from tcpkmon.collector.sequencer.sequencer import FOREVER_NS, Queues, Sequencer
-from tcpkmon.formats.base.control import ANY_CPU
+from tcpkmon.formats.base.control import ANY_CPU, LossCause
 from tests.full import IS_FULL
 from tests.unit.sequencer_model import Entry, Model, Taken
 from tests.unit.test_sequencer import CLASSIC, FULL, make_rows
@@ -140,7 +140,6 @@ class Case:
         assert (order.late, order.killed) == (self.model.late, self.model.killed)
         assert order.read == {n: cpu.pushed - len(cpu.waiting) for n, cpu in cpus.items()}
         assert order.waiting_by_cpu == {n: len(cpu.waiting) for n, cpu in cpus.items()}
-        assert order.last_ns == self.model.last_ns
         assert order.released() == {
             n: (cpu.decided, cpu.decided - (cpu.pushed - len(cpu.waiting) - late[n]))
             for n, cpu in cpus.items()
@@ -181,7 +180,8 @@ def check_entries(random: Random) -> None:
     def see(watermark_ns: int, again: bool) -> None:
         if again:
             first, counts = model.next_seq, {case.cpus[0]: 3, case.cpus[-1]: 1}
-            compare(order.missing_killed(counts, 9_000), first, model.kill(counts, 9_000))
+            killed = order.missing(order.kill(counts), 9_000, LossCause.KILLED)
+            compare(killed, first, model.kill(counts, 9_000))
         taken, done = model.merged(watermark_ns), 0
         for piece in order.pieces(watermark_ns):
             first, found = model.next_seq, list[Entry]()
@@ -196,7 +196,8 @@ def check_entries(random: Random) -> None:
     with mock.patch.object(sequencer, "PIECE_BYTES", case.piece_bytes):
         case.run(order, see)
     first, given = model.next_seq, {cpu: serial + 2 for cpu, serial in case.serials.items()}
-    compare(order.missing(given, 99_000), first, model.tails(given, 99_000))
+    lost = order.missing(order.tails(given), 99_000, LossCause.KERNEL)
+    compare(lost, first, model.tails(given, 99_000))
     case.compare(order)
 
 

@@ -57,7 +57,8 @@ def test_it_stops_at_what_is_being_built(memory: mmap.mmap, begin: int, at: int)
     ring = fill(memory, start + 7 * ROW, (stop, start + 6 * ROW))
     assert ring.advance(start) == (stop, True)
     for row in range(7):
-        assert ring.is_busy(start + row * ROW) == (row in {at, 6})
+        place = start + row * ROW
+        assert (ring.advance(place)[0] == place) == (row in {at, 6})
 
 
 def test_a_word_is_stored_where_others_see_it() -> None:
