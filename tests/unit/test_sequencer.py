@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tcpkmon.collector.ring.batch import Batch
-from tcpkmon.formats.base.control import Loss, Mark, words_view
+from tcpkmon.formats.base.control import Loss, LossCause, Mark, words_view
 from tcpkmon.formats.base.facts import decode
 from tests.unit.ordering import NO_CPU, Whole, seqs_of
 
@@ -246,4 +246,5 @@ def test_numbers_that_the_writer_gave_are_gone_on_from() -> None:
     assert out.first_seq == 8 + 5
     outs[3].renumber(7 + 5)
     check_stream([*outs[2:], out], FULL, 3 + 5)
-    assert sequencer.missing({0: 20}).first_seq == 13 + out.span
+    missing = sequencer.missing(sequencer.tails({0: 20}), 0, LossCause.KERNEL)
+    assert missing.first_seq == 13 + out.span
