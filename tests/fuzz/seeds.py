@@ -11,6 +11,7 @@ import re
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 from tcpkmon.formats.base.changes import ChangeKind
@@ -108,6 +109,7 @@ TEXTS = {"trigger": TRIGGERS, "assertion": ASSERTIONS, "fail-if": FAIL_IF, "wher
 
 
 
+@cache
 def seeds(kind: str) -> dict[str, bytes]:
     """The inputs of a kind by name, those of the corpus among them."""
     made = {"psc": _psc, "klogger": _klogger, "magnet": _magnet}
