@@ -381,18 +381,6 @@ def test_one_rule_for_links(folder: Path, tmp_path: Path, rotates: bool) -> None
     assert not (target / "new").exists()
 
 
-def test_a_daemons_folder_is_no_link(tmp_path: Path) -> None:
-    from tcpkmon.collector.daemon.worker import _new_file
-
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    request = SimpleNamespace(output=str(tmp_path / "link"), format=SimpleNamespace(suffix=".pm"))
-    with pytest.raises(FileError, match="is a symbolic link"):
-        _new_file(request)  # type: ignore[arg-type]
-    request.output = str(tmp_path / "real")
-    assert _new_file(request).startswith(str(tmp_path / "real"))  # type: ignore[arg-type]
-
-
 def test_another_users_index_and_files_make_retention_delete_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

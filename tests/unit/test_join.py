@@ -225,3 +225,23 @@ def test_errors_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert join(capture, packets, "-o", tmp_path / "y") == 5
     assert "a block of 1 bytes" in capsys.readouterr().err
     assert not (tmp_path / "y").exists()
+
+
+def test_records_that_are_too_many_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tcpkmon.formats.analysis.beside import window
+
+    records = [received(n / 10, 9000, 1000) for n in range(9)]
+    packets = pcapng((0, packet(*IN, 9000, 1000), 0))
+    monkeypatch.setattr(window, "MOST_BESIDE", 9)
+    assert pick(rows(tmp_path, records, packets), "match") == [("record",)]
+    monkeypatch.setattr(window, "MOST_BESIDE", 8)
+    words = (tmp_path / "a.pm", tmp_path / "in.pcapng", "-o", tmp_path / "x")
+    assert join(*words) == 2
+    assert "more than 8 records" in capsys.readouterr().err and not (tmp_path / "x").exists()
+    # Old records of a connection make room.
+    slow = [received(n * 5000, 9000, 1000) for n in range(30)]
+    assert pick(rows(tmp_path, slow, pcapng((140_000, packet(*IN, 9000, 1000), 0))), "match") == [
+        ("record",)
+    ]

@@ -272,6 +272,15 @@ def test_headers_that_make_no_sense_are_refused(
         LogReader(log)
 
 
+@pytest.mark.parametrize("text", [b"[]", b"{", b"\xff" * 8, b"[" * 100_000])
+def test_headers_that_are_no_object_are_refused(tmp_path: Path, text: bytes) -> None:
+    text += b" " * (-len(text) % 8)
+    log = tmp_path / "log"
+    log.write_bytes(struct.pack("<8sIIQ", b"KERNLOG\x01", len(text), zlib.crc32(text), 0) + text)
+    with pytest.raises(DamagedError):
+        LogReader(log)
+
+
 def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_bytes(b"MZ" * 100)

@@ -23,8 +23,7 @@ from tcpkmon.formats.analysis.latency import (
 )
 from tcpkmon.formats.analysis.latency.peers import END, find_peers
 from tcpkmon.formats.analysis.latency.stages import Chain, State
-from tcpkmon.formats.base.errors import DamagedError, UsageError
-from tests.unit.klogger_samples import LogMaker
+from tcpkmon.formats.base.errors import DamagedError
 from tests.unit.magnet_log import (
     UDP,
     MagnetLog,
@@ -272,14 +271,6 @@ def test_equal_addresses_are_told_apart_by_sequence_numbers_and_time() -> None:
     assert find_peers(rows).tolist() == [1, 0, 3, 2, 5, 4]
     assert find_peers(rows[::-1].copy()).tolist() == [1, 0, 3, 2, 5, 4]
     assert find_peers(rows[:1].copy()).tolist() == [-1]
-
-
-def test_other_logs_are_refused(tmp_path: Path) -> None:
-    maker = LogMaker()
-    maker.add("SCHEDOUT", {"pid": 1})
-    maker.write(tmp_path / "kernlog.dump.cpu0")
-    with open_log(tmp_path) as log, pytest.raises(UsageError, match="schema magnet"):
-        Latency(log)
 
 
 def test_records_that_cover_each_other_without_end_are_refused(tmp_path: Path) -> None:

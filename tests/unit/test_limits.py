@@ -276,18 +276,6 @@ def test_requests_in_a_rebuilt_queue(
             assert len(list(queues(log))) == 5
 
 
-def test_what_an_archive_holds() -> None:
-    few, times = limits.FEW_UNPACKED_BYTES, limits.MOST_UNPACKED_TIMES
-    files._check_unpacked(few, 1, "x")
-    files._check_unpacked(times << 20, 1 << 20, "x")
-    files._check_unpacked(limits.MOST_UNPACKED_BYTES, 1 << 30, "x")
-    for size, packed in (
-        (few + 1, 1), ((times << 20) + 1, 1 << 20), (limits.MOST_UNPACKED_BYTES + 1, 1 << 40),
-    ):  # fmt: skip
-        with pytest.raises(DamagedError, match="but holds more than"):
-            files._check_unpacked(size, packed, "x")
-
-
 @pytest.mark.parametrize("more", [0, 1])
 def test_zstd_stops_at_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
