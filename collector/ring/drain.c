@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION    2
+#define VERSION    3
 #define BUSY       (UINT32_C(1) << 31) /* BPF_RINGBUF_BUSY_BIT of linux/bpf.h */
 #define NO_CPU     0xFFFF
 #define POINTS     256

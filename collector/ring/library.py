@@ -17,7 +17,7 @@ from tcpkmon.formats.base.errors import TcpkmonError
 from tcpkmon.formats.base.installing import how_to_install
 
 PLACE = Path(__file__).with_name("_drain")
-_VERSION = 2
+_VERSION = 3
 _FUNCTIONS: dict[str, tuple[Any, str]] = {
     "ring_version": (c_int, ""),
     "ring_load": (c_uint64, "p"),
