@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -23,6 +24,7 @@ CLIENT_S = 10.0
 MOST_CLIENTS = 64
 _MOST_BYTES = 8 << 10
 """Of a request."""
+_PATHS = ("/metrics", "/")
 Answer = Callable[[str], tuple[bytes, str]]
 """From the header Accept: the body and its type. It runs in a thread, once at a time."""
 
@@ -105,9 +107,11 @@ class Server:
 
     async def _reply(self, head: bytes) -> bytes:
         first, *rest = head.decode("latin-1").split("\r\n")
-        method, _, _ = first.partition(" ")
+        method, _, target = first.partition(" ")
         if method not in ("GET", "HEAD"):
             return _response("405 Method Not Allowed", b"only GET is answered\n", "text/plain")
+        if urlsplit(target.partition(" ")[0]).path not in _PATHS:
+            return _response("404 Not Found", b"the metrics are at /metrics\n", "text/plain")
         fields = (line.partition(":") for line in rest)
         accept = next((value for name, _, value in fields if name.lower() == "accept"), "")
         async with self._turn:

@@ -70,7 +70,7 @@ def draw(answer: dict[str, Any]) -> Group:
     """The whole status as text: the head, and the table of events where there is one."""
     head = Table(box=None, pad_edge=False, show_header=False)
     for name, value in answer.items():
-        if name != "events" and not (name in _IF_ANY and not value):
+        if name != "events" and value is not None and not (name in _IF_ANY and not value):
             head.add_row(*in_words(name, value))
     events = [row for row in answer.get("events", ()) if isinstance(row, dict)]
     return Group(head, Text(), list_events(events)) if events else Group(head)

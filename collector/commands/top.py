@@ -128,6 +128,7 @@ def run_beside(request: Request, run: Callable[[Request], int]) -> int:
     try:
         return run(replace(request, quiet=True))
     finally:
+        os.kill(child, signal.SIGTERM)  # it waits for a capture that could not begin, too
         os.waitpid(child, 0)
 
 
@@ -137,18 +138,38 @@ def _watch(collector: int) -> int:
     from tcpkmon.collector.linux.privileges import drop_capabilities
     from tcpkmon.collector.session.preload import SCREEN, import_all
 
-    import_all(SCREEN)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     try:
-        drop_capabilities(("CAP_KILL",))
-        while os.getppid() == collector:
-            mine = [one for one in find_collectors() if one.pid == collector]
-            if mine:
-                with suppress(TcpkmonError):  # the capture is over
-                    show(Client(mine[0]), Screen())
-                    os.kill(collector, signal.SIGINT)
-                break
-            time.sleep(_LOOK_S)
+        with _attaching():
+            import_all(SCREEN)
+            drop_capabilities(("CAP_KILL",))
+            while os.getppid() == collector:
+                mine = [one for one in find_collectors() if one.pid == collector]
+                if mine:
+                    with suppress(TcpkmonError):  # the capture is over
+                        show(Client(mine[0]), Screen())
+                        os.kill(collector, signal.SIGINT)
+                    break
+                time.sleep(_LOOK_S)
     except (KeyboardInterrupt, OSError):
         return 1
     return 0
+
+
+def _stop(number: int, frame: object) -> None:
+    """Once: the terminal is then made as it was."""
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _attaching() -> Iterator[None]:
+    """A line until the screen is there; keys that are pressed meanwhile are for the screen."""
+    with _keys():
+        print("attaching ...", end="\r", flush=True)
+        try:
+            yield
+        finally:
+            print("\x1b[K", end="", flush=True)

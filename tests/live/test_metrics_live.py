@@ -207,12 +207,15 @@ def check_others(running: Running, folder: Path, tmp_path: Path) -> None:
     stranger = as_user(folder, (), "metrics", "--once").stdout
     assert "tcpkmon_events_total" in stranger and "tcpkmon_tcp" not in stranger
     assert 'capture="run.pm"' in stranger and str(tmp_path) not in stranger
+    assert 'version=""' not in stranger
     path = tmp_path / "m.sock"
     with process(*tcpkmon("metrics", "--listen", f"unix:{path}", "--group", group_name(GROUP))):
         wait_until(path.exists, timeout_s=LIMIT_S)
         words = ["curl", "-s", "--unix-socket", str(path), "http://localhost/metrics"]
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=LIMIT_S)
         assert "tcpkmon_tcp_rtt_seconds_bucket" in done.stdout
+        words[-1:] = ["-f", "http://localhost/nope"]
+        assert subprocess.run(words, check=False, timeout=LIMIT_S).returncode == 22, "404"
     text = tmp_path / "tcpkmon.prom"
     words = [*tcpkmon("metrics", "--once", "--group", group_name(GROUP), "--textfile"), str(text)]
     subprocess.run(words, cwd=ROOT, check=True)

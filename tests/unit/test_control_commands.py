@@ -163,6 +163,7 @@ def test_lowwater(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
 def test_status(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
     assert tcpkmon("status", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {**STATUS, "name": "capture"}
+    session.told["sampler_period_ns"] = None
     assert tcpkmon("status") == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["buffer", "4MB/CPU"] in lines
@@ -171,6 +172,7 @@ def test_status(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
     assert ["number", "event", "enabled", "attempts", "written", "lost"] in lines
     assert ["32", "SCHEDIN", "yes", "5", "4", "1"] in lines
     assert ["33", r"BAD\x1b[31m", "no", "0", "0", "0"] in lines
+    assert not [line for line in lines if line[-1:] == ["None"]]
 
 
 def test_status_watch_goes_on_until_the_capture_ends(
