@@ -122,46 +122,43 @@ def run_beside(request: Request, run: Callable[[Request], int]) -> int:
     if request.show or request.output == "-" or request.command:
         raise UsageError("--top takes the whole terminal", "no --print, -o - or COMMAND with it")
     collector = os.getpid()
+    ended, running = os.pipe()
     child = os.fork()
     if not child:
-        os._exit(_watch(collector))
+        os.close(running)
+        os._exit(_watch(collector, ended))
+    os.close(ended)
     try:
         return run(replace(request, quiet=True))
     finally:
-        os.kill(child, signal.SIGTERM)  # it waits for a capture that could not begin, too
+        os.close(running)
         os.waitpid(child, 0)
 
 
-def _watch(collector: int) -> int:
-    """The screen's process: root with the right to end the capture, and no other."""
+def _watch(collector: int, ended: int) -> int:
+    """The screen's process: root with the right to end the capture, and no other.
+
+    ended: can be read when the capture is over, even if it never began.
+    """
     from tcpkmon.collector.control.client import Client, find_collectors
     from tcpkmon.collector.linux.privileges import drop_capabilities
     from tcpkmon.collector.session.preload import SCREEN, import_all
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with _attaching():
             import_all(SCREEN)
             drop_capabilities(("CAP_KILL",))
-            while os.getppid() == collector:
+            while not select.select([ended], [], [], _LOOK_S)[0]:
                 mine = [one for one in find_collectors() if one.pid == collector]
                 if mine:
                     with suppress(TcpkmonError):  # the capture is over
                         show(Client(mine[0]), Screen())
                         os.kill(collector, signal.SIGINT)
                     break
-                time.sleep(_LOOK_S)
     except (KeyboardInterrupt, OSError):
         return 1
     return 0
-
-
-def _stop(number: int, frame: object) -> None:
-    """Once: the terminal is then made as it was."""
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 @contextmanager

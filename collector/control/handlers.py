@@ -33,8 +33,9 @@ SAMPLER = "sampler"
 """The program of bpf/schemata/sampler.bpf.c."""
 _PUBLIC = (
     "tcpkmon", "pid", "format", "schemata", "data", "enabled", "rings", "buffer_bytes",
-    "low_water_percent", "records", "bytes", "rates", "ring_fill", "reader_lag_s", "cost", "disk_free_bytes", "unproven",
-    "segment", "segment_bytes", "rotation_failing", "shed_level", "shed_events", "lost", "events",
+    "low_water_percent", "records", "bytes", "rates", "ring_fill", "reader_lag_s", "cost",
+    "disk_free_bytes", "unproven", "segment", "segment_bytes", "rotation_failing", "shed_level",
+    "shed_events", "lost", "events",
 )  # fmt: skip
 """Of the status, for everybody."""
 _RINGS_PART = 16

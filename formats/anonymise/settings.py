@@ -13,6 +13,7 @@ from typing import Any
 
 from tcpkmon.formats.anonymise.who import Who
 from tcpkmon.formats.base.segments import parse_name
+from tcpkmon.formats.klogger.table import PLACED
 from tcpkmon.formats.schema import comment_lines, split_doc
 
 _CLOCK = ("mono_ns", "realtime_ns", "uncertainty_ns")
@@ -265,7 +266,7 @@ _RULES: dict[str, Callable[[Who, Any], Any]] = {
     "buffer_bytes": _same, "low_water_percent": _same, "hz": _same, "refused": plain,
     "budget": plain,
     "logs": _numbers, "went_on": _same, "started_anew": _text("texts"), "reconcile": plain,
-    "connections": _same,
+    "connections": _same, PLACED: _same,
     "segment": _table(
         capture=_same, number=_same, states=_numbers,
         previous=lambda who, value: None if value is None else _table(

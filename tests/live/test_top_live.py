@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import socket
 import struct
@@ -228,3 +229,9 @@ def test_collect_top_ends_the_capture_in_order(
     outcome = read(path)
     outcome.check_complete()
     assert len(outcome.records) > 100
+
+
+def test_collect_top_ends_where_no_capture_begins(tmp_path: Path) -> None:
+    terminal = Terminal(*command("collect", "--top", "-o", str(tmp_path / "none/run.pm")))
+    assert terminal.end() == 1
+    assert re.fullmatch(rb"attaching.*\x1b\[Kcollect: no such directory.*\s+", terminal.written)

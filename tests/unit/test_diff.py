@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tcpkmon.formats.analysis.diff import (
     BY_NAME,
     METRICS,
     compare,
+    interval_text,
     judge,
     parse_conditions,
     parse_sides,
@@ -70,6 +72,9 @@ def test_a_real_difference_is_found_and_measured() -> None:
         one = by_name[name]
         assert one.result == DIFFERS and one.change is not None and one.interval is not None
         assert one.interval[0] < 1.0 < one.interval[1] and one.larger is not None
+        large = replace(one, change=320.0, interval=(183.0, 437.0))
+        assert interval_text(large) == "x 184 to x 438", "as its change: x 321"
+        assert interval_text(replace(one, interval=(-0.1, 3))) == "-10 to +300 %"
         assert 0.4 < one.change < 1.8 and one.larger > 0.7
     assert by_name["goodput_p50"].is_worse is False and by_name["srtt_p95_us"].is_worse is True
     assert by_name["share_cwnd"].result == SAME

@@ -21,7 +21,6 @@ from tcpkmon.formats.analysis.diff.metrics import (
 )
 from tcpkmon.formats.analysis.diff.output import (
     as_json,
-    interval_text,
     number_text,
     print_diff,
     value_text,
@@ -43,6 +42,7 @@ from tcpkmon.formats.analysis.diff.statistics import (
     Compared,
     change_text,
     compare,
+    interval_text,
     least_p,
     scipy_stats,
 )

@@ -23,6 +23,7 @@ from tcpkmon.formats.analysis.diff.statistics import (
     Compared,
     Spread,
     change_text,
+    interval_text,
 )
 from tcpkmon.formats.analysis.diff.units import CONNECTION
 from tcpkmon.formats.analysis.why.words import human_rate
@@ -142,14 +143,6 @@ def _row(one: Compared) -> tuple[str, ...]:
     interval = interval_text(one)
     word = TOO_FEW if one.result == TOO_FEW else _WORD[one.is_worse]
     return one.metric.name, a, b, change, word, interval, p, count
-
-
-def interval_text(one: Compared) -> str:
-    """The bounds of a change: +31 to +45 %; empty where it has none."""
-    if one.interval is None:
-        return ""
-    low, high = (100 * bound for bound in one.interval)
-    return f"{low:+.3g} to {high:+.3g} {'points' if one.metric.kind == SHARE else '%'}"
 
 
 def value_text(metric: Metric, side: Spread | None, by: str = MEDIAN) -> str:

@@ -30,6 +30,8 @@ _FEW = 50
 _MOST_ORDERS = 20_000
 _RESAMPLES, _MOST_RESAMPLED = 2000, 20_000_000
 _CONFIDENCE = 0.95
+_FACTOR = 4
+"""A larger change is shown as a factor."""
 _MIDDLE: dict[str, Callable[..., Any]] = {MEDIAN: np.median, MEAN: np.mean}
 
 
@@ -160,7 +162,19 @@ def change_text(metric: Metric, change: float | None) -> str:
         return f"{100 * change:+.3g} points"
     if change == float("inf"):
         return "from 0"
-    return f"x {1 + change:.3g}" if change > 4 else f"{100 * change:+.3g} %"
+    return f"x {1 + change:.3g}" if change > _FACTOR else f"{100 * change:+.3g} %"
+
+
+def interval_text(one: Compared) -> str:
+    """The bounds of a change, in the unit of change_text(): +31 to +45 %; empty without any."""
+    if one.interval is None:
+        return ""
+    low, high = one.interval
+    if one.metric.kind == SHARE:
+        return f"{100 * low:+.3g} to {100 * high:+.3g} points"
+    if one.change is not None and one.change > _FACTOR:
+        return f"x {1 + low:.3g} to x {1 + high:.3g}"
+    return f"{100 * low:+.3g} to {100 * high:+.3g} %"
 
 
 def _interval(
