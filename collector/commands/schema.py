@@ -18,7 +18,7 @@ from tcpkmon.collector.plan.event_layout import lay_out
 from tcpkmon.collector.plan.filters import Filters
 from tcpkmon.collector.plan.request import Request
 from tcpkmon.collector.plan.schema_lint import read_checked
-from tcpkmon.collector.plan.schema_sources import BASE, find_sources, made_events
+from tcpkmon.collector.plan.schema_sources import find_sources, made_events
 from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.escape import for_terminal
 
@@ -58,7 +58,7 @@ def check(schemata: tuple[str, ...], compiled: bool) -> int:
         for name, why in prepared.plan.missing.items():
             say(f"warning: {name}: {why}")
     for source in sources:
-        if source.name != BASE or BASE in schemata:
+        if source.name in schemata or not source.shipped:
             click.echo(for_terminal(summary(source, layout)))
     return 0
 

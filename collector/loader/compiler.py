@@ -48,7 +48,7 @@ _ERROR = re.compile(
 _DIRECTIVE = re.compile(r"^error: <inline asm>:\d+:\d+: (.*)$", re.M)
 
 
-_IS_BYTES = "member reference base type 'u8["
+_IS_BYTES = re.compile(r"member reference base type '(?:u8|unsigned char)\[")
 _NAME_THE_TYPE = (
     "a type inside another is only bytes until the schema names it: add it, as in "
     "`struct sock_common;`"
@@ -284,7 +284,7 @@ def _error_of(kind: str, detail: str, said: str, user_schema: bool) -> KernelErr
         )
     )
     if errors and user_schema:
-        hint = _NAME_THE_TYPE if any(_IS_BYTES in error for error in errors) else ""
+        hint = _NAME_THE_TYPE if any(map(_IS_BYTES.search, errors)) else ""
         return UserCompileError("\n".join(errors), hint, diagnostics=said)
     if errors:
         return CompileError(f"the program does not compile: {'; '.join(errors)}", diagnostics=said)

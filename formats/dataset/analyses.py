@@ -85,12 +85,16 @@ def diff(asked: Asked) -> Any:
 
 
 def check(asked: Asked) -> Any:
-    """For how many connections of each host of the day an assertion holds, the worst host first."""
+    """How many connections of each host of the day break an assertion, the worst host first.
+
+    no_value: how many of these as they have no value of what it names.
+    """
     of = connections(asked, (asked.day,))
     asserted = Asserted(asked.that)
     if (where := asserted.where(of)) is not None:
         of = of.filter(where)
-    of = of.mutate(broken=(~asserted.holds(of)).cast("int64"))
-    by = of.group_by("host").aggregate(connections=of.count(), broken=of.broken.sum(),
-                                       unproven=unproven(of))  # fmt: skip
+    of = of.mutate(holds=asserted.holds(of))
+    broken, no_value = ~of.holds.fill_null(False), of.holds.isnull()
+    by = of.group_by("host").aggregate(connections=of.count(), broken=broken.sum(),
+                                       no_value=no_value.sum(), unproven=unproven(of))  # fmt: skip
     return by.order_by([ibis().desc(by.broken), by.host])

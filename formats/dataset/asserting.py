@@ -38,7 +38,7 @@ _INSTEAD = "a condition on the columns of a connection, such as 'retrans_ratio <
 
 
 class Asserted:
-    """An assertion that every connection holds or breaks; what is null in it breaks it.
+    """An assertion that every connection holds or breaks; what has no value breaks it.
 
     UsageError for mistakes, and for what is not of each connection alone.
     """
@@ -52,8 +52,8 @@ class Asserted:
         self._scope = TableScope(CONNECTION_KINDS, {}, "connection")
 
     def holds(self, of: Any) -> Any:
-        """A boolean column, without nulls."""
-        return self._make(self._node, of).fill_null(False)
+        """A boolean column, null where what it needs has no value."""
+        return self._make(self._node, of)
 
     def where(self, of: Any) -> Any:
         """The connections that it is about; None: all."""
@@ -75,7 +75,8 @@ class Asserted:
         assert isinstance(node, Operation)
         parts = [self._make(one, of) for one in node.operands]
         if node.operator == "not":
-            return ~parts[0]
+            # Not ~parts[0]: Ibis writes its isnull() as NOT x IS NULL, which is NOT (x IS NULL).
+            return parts[0] == ibis().literal(False)
         if node.operator in ("and", "or"):  # null where one is, not as in SQL
             one, other = parts
             both = one & other if node.operator == "and" else one | other

@@ -234,4 +234,4 @@ def test_collect_top_ends_the_capture_in_order(
 def test_collect_top_ends_where_no_capture_begins(tmp_path: Path) -> None:
     terminal = Terminal(*command("collect", "--top", "-o", str(tmp_path / "none/run.pm")))
     assert terminal.end() == 1
-    assert re.fullmatch(rb"attaching.*\x1b\[Kcollect: no such directory.*\s+", terminal.written)
+    assert re.fullmatch(rb"attaching.*\x1b\[K.*: no such directory.*\s+", terminal.written)

@@ -128,3 +128,11 @@ def test_casts_take_the_place_of_the_helper() -> None:
 @pytest.mark.parametrize("code", [HELPER + RETURN, TYPE + HELPER + HELPER + RETURN, RETURN])
 def test_helpers_without_a_type_stay(code: bytes) -> None:
     assert cast_freely(code, Cast(99, 77)) == code
+
+
+@pytest.mark.parametrize("kind", ["u8[136]' (aka 'unsigned char[136]", "unsigned char[136]"])
+def test_a_type_that_is_only_bytes_is_explained(kind: str) -> None:
+    said = f"own.c:7:9: error: member reference base type '{kind}' is not a structure or union
+"
+    error = compiler._error_of("compile", "", said, user_schema=True)
+    assert error.lines()[-1].startswith("a type inside another is only bytes until the schema")

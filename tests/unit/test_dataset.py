@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -322,10 +323,14 @@ def test_a_store_like_s3(tmp_path: Path, captures: list[Path], bucket: str) -> N
 def test_check_and_diff_are_those_of_the_files(tmp_path: Path, captures: list[Path]) -> None:
     earlier, later = captures[:1], captures[1:3]
     store = filled(tmp_path / "one", captures[:3])
-    (row,) = ask(store, "check", day=DAY, that=THAT).to_pylist()
-    told = [check_capture(Capture(path), [THAT])[0] for path in captures[:3]]
-    assert row["connections"] == sum(one.rows for one in told)
-    assert row["broken"] == sum(one.failed for one in told) > 0
+    for that in (THAT, "retrans_ratio < 1e-3 and not late_ack_us > 20000", "handshake_us < 1s"):
+        (row,) = ask(store, "check", day=DAY, that=that).to_pylist()
+        told = [check_capture(Capture(path), [that])[0] for path in captures[:3]]
+        assert row["connections"] == sum(one.rows for one in told)
+        assert row["broken"] == sum(one.failed for one in told) > 0
+        no_value = re.findall(r"(\d+) of these as they have no value", str(told))
+        assert row["no_value"] == sum(map(int, no_value))
+    assert row["no_value"] > 0
     with pytest.raises(UsageError):
         ask(store, "check", day=DAY, that="max(srtt_p50_us) < 1s")
 

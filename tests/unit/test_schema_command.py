@@ -53,6 +53,8 @@ def test_check_of_what_is_right(folder: Path, capsys: pytest.CaptureFixture[str]
     out, err = capsys.readouterr()
     assert out == "mine: 4 events, 1 of them switched off by levels\ntcp: 1 event\n"
     assert err == ""
+    assert schema("check", Path(__file__).parents[2] / "docs/examples/wakeups") == 0
+    assert capsys.readouterr().out.startswith("wakeups: "), "not tcp, which it extends"
 
 
 def test_check_tells_all_mistakes_and_no_path_reaches_the_terminal_raw(

@@ -123,7 +123,7 @@ def measure(capture: Capture, texts: Sequence[str]) -> list[float | None]:
 def _result(one: Compiled, table: Table) -> Result:
     text, what, rows = one.text, table.what, table.count
     try:
-        holds = one.value.holds(table)
+        holds, (_, has) = one.value.holds(table), one.value.get(table)
     except NoDataError as error:
         return Result(text, False, what, rows, str(error))
     if not one.value.each:
@@ -138,6 +138,8 @@ def _result(one: Compiled, table: Table) -> Result:
     seen = f"all {rows:,} {what}s" if not len(broken) else (
         f"{len(broken):,} of {rows:,} {what}s break it"
     )
+    if unknown := rows - int(np.count_nonzero(np.broadcast_to(has, rows))):
+        seen += f", {unknown:,} of these as they have no value"
     worst = tuple(f"{_row(table, at)}{shown(at)}" for at in order[:_WORST].tolist())
     return Result(text, not len(broken), what, rows, seen, len(broken), worst)
 
