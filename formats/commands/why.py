@@ -269,9 +269,8 @@ def _print(same: list[_Block], runs: dict[str, Any]) -> None:
     from tcpkmon.formats.analysis.why.words import human_bytes, human_time
 
     row = same[0].row
-    owner = f", {row.comm} ({row.pid})" if row.comm else ""
     began = f", since {row.start}" if row.start else ""
-    click.echo(for_terminal(f"{head(row)}{owner}{began}"))
+    click.echo(for_terminal(f"{head(row)}{began}"))
     for text in same[0].texts:
         click.echo(for_terminal(f"    {text}"))
     if others := [block.row for block in same[1:]]:

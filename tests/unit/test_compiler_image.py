@@ -8,6 +8,7 @@ import struct
 
 import pytest
 
+from tcpkmon.collector.loader import compiler
 from tcpkmon.collector.loader.bcc_child import put_atomics
 from tcpkmon.collector.loader.bytecode import (
     COPY_MARK,
@@ -132,7 +133,6 @@ def test_helpers_without_a_type_stay(code: bytes) -> None:
 
 @pytest.mark.parametrize("kind", ["u8[136]' (aka 'unsigned char[136]", "unsigned char[136]"])
 def test_a_type_that_is_only_bytes_is_explained(kind: str) -> None:
-    said = f"own.c:7:9: error: member reference base type '{kind}' is not a structure or union
-"
+    said = f"own.c:7:9: error: member reference base type '{kind}' is not a structure or union\n"
     error = compiler._error_of("compile", "", said, user_schema=True)
     assert error.lines()[-1].startswith("a type inside another is only bytes until the schema")

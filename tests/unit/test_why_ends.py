@@ -18,6 +18,7 @@ from tcpkmon.formats.analysis.why import (
     Peers,
     Source,
     connections,
+    head,
     tally,
     together,
     verdict,
@@ -142,6 +143,12 @@ def receiver(**values: Any) -> Connection:
     for name, value in values.items():
         setattr(one, name, value)
     return one
+
+
+def test_the_first_line_names_the_process() -> None:
+    """Of `why` and of the report."""
+    assert head(receiver(comm="haproxy", pid=7)).endswith(", 9.4 Mbit/s, haproxy (7)")
+    assert head(receiver()).endswith("bit/s")
 
 
 def test_a_sender_in_the_same_capture_is_named() -> None:

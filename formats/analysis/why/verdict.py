@@ -41,12 +41,13 @@ PART_OF = {name: family for name, family in FAMILY.items() if name != "nagle"}
 
 
 def head(one: Connection) -> str:
-    """Ends, length, rate: the first words of the verdict."""
+    """Ends, length, rate, process: the first words of the verdict."""
     arrow = "->" if one.sends else "<-"
     most = max(one.bytes_acked, one.bytes_received)
+    owner = f", {one.comm} ({one.pid})" if one.comm else ""
     return (
         f"{endpoint(one.laddr, one.lport)} {arrow} {endpoint(one.raddr, one.rport)}, "
-        f"{human_time(1e6 * one.duration_s)}, {human_bytes(most)}, {human_rate(one.goodput)}"
+        f"{human_time(1e6 * one.duration_s)}, {human_bytes(most)}, {human_rate(one.goodput)}{owner}"
     )
 
 
