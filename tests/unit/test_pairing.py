@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 from tcpkmon.formats.analysis.pairing import Clocks, Pairing, fit, match
-from tcpkmon.formats.analysis.pairing.messages import causes
+from tcpkmon.formats.analysis.pairing.ends import End
+from tcpkmon.formats.analysis.pairing.messages import causes, delays
+from tcpkmon.formats.base.tcp import ARRIVED, Location
 from tests.unit.two_hosts import MSS, THERE, Case, Run, run
 
 CASES = 300
@@ -96,6 +99,20 @@ def test_delays_and_losses() -> None:
                 told += [low] * int(sent - arrived)
         assert sorted(told) == made.lost
     assert inside >= 0.99 * count
+
+
+def test_delays_are_not_quadratic() -> None:
+    """60,000 segments, each sent twice: 14 s of CPU time when each was compared with all."""
+    low = np.arange(60_000) * 1000
+    zero, twice = np.zeros(120_000, np.int64), np.concatenate([low, low])
+    at = np.arange(120_000) * 10
+    sent = zero + Location.TRANSMIT
+    sender = End(1, (b"a", 1, b"b", 2), at, sent, twice, zero, zero, twice, twice + 1000)
+    receiver = replace(sender, location=zero + ARRIVED[0], received=twice, times=at + 5)
+    begin_s = time.process_time()
+    found = delays(sender, receiver)
+    assert (found.copies == 2).all() and (found.latest - found.earliest == 600_000).all()
+    assert time.process_time() - begin_s < 6
 
 
 def test_a_stepped_clock_is_fitted_in_parts() -> None:

@@ -94,10 +94,12 @@ def delays(sender: End, receiver: End) -> Delays:
     earliest, latest = sent.earliest[first].copy(), sent.latest[first].copy()
     copies = np.ones(len(at), np.int64)
     again = np.setdiff1d(np.arange(len(sent.low)), new)
-    for low, high, early, late in zip(sent.low[again], sent.high[again], sent.earliest[again],
-                                      sent.latest[again], strict=True):  # fmt: skip
-        covers = (low <= last) & (last < high)
-        copies += covers
+    by_last = np.argsort(last, kind="stable")
+    bounds = np.searchsorted(last[by_last], np.stack((sent.low[again], sent.high[again])))
+    for begin, end, early, late in zip(*bounds.tolist(), sent.earliest[again],
+                                       sent.latest[again], strict=True):  # fmt: skip
+        covers = by_last[begin:end]
+        copies[covers] += 1
         earliest[covers] = np.minimum(earliest[covers], early)
         latest[covers] = np.maximum(latest[covers], late)
     return Delays(receiver.low[at], receiver.high[at], receiver.times[at], earliest, latest, copies)
@@ -131,8 +133,12 @@ def missing(sender: End, receiver: End) -> Missing:
     low = np.array([edges[run[0]] for run in runs], np.int64)
     high = np.array([edges[run[-1] + 1] for run in runs], np.int64)
     first, last = np.zeros(len(runs), np.int64), np.zeros(len(runs), np.int64)
-    for number, (begin, end) in enumerate(zip(low, high, strict=True)):
-        covers = (out.low < end) & (out.high > begin)
+    by_low = np.argsort(out.low, kind="stable")
+    tops = out.high[by_low]
+    begins = np.searchsorted(np.maximum.accumulate(tops), low, "right").tolist()
+    ends = np.searchsorted(out.low[by_low], high).tolist()
+    for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        covers = by_low[begin:end][tops[begin:end] > low[number]]
         first[number], last[number] = out.earliest[covers].min(), out.latest[covers].max()
     starts = [run[0] for run in runs]
     return Missing(low, high, sent[starts], arrived[starts], first, last)
