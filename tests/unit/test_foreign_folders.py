@@ -37,7 +37,7 @@ from tests.unit.test_supervisor import killed_segment
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="it needs a second user")
 
 ATTACKER = 64_321
-RACE_S = 6.0 if IS_FULL else 0.8
+RACE_S = 6.0 if IS_FULL else 0.5
 """How long the attacker tries; hundreds of times in a second."""
 NAME = "a-20260101T000000Z-000001.pm"
 SWAPS = """

@@ -79,7 +79,7 @@ def test_times_of_any_size_are_told(time_ns: int, tmp_path: Path) -> None:
     assert cli.run(why.command, ["-v", str(path)]) == 5
 
 
-PART, PARTS = (60, 16) if IS_FULL else (20, 1)
+PART, PARTS = (60, 16) if IS_FULL else (10, 1)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -28,7 +28,7 @@ def in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 QUICK = [name for name in TARGETS if name not in SLOW]
 
 
-@pytest.mark.parametrize("name", first(20, (name for at in range(3) for name in QUICK[at::3])))
+@pytest.mark.parametrize("name", first(12, (name for at in range(3) for name in QUICK[at::3])))
 def test_what_fuzzing_starts_from_is_read(name: str) -> None:
     for data in seeds(TARGETS[name].kind).values():
         TARGETS[name].run(data)
