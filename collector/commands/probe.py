@@ -20,7 +20,7 @@ def command(group: int, type_: int, aux: str) -> int:
     """Log USER_EVENT with GROUP, TYPE and the text AUX, wherever the schema user is recorded.
 
     It needs no privilege. It does not tell whether anybody records: a program pays for one call.
-    docs/schema-user.md shows the call, which costs less than this command.
+    docs/schemas.md shows the call, which costs less than this command.
     """
     from tcpkmon.collector.linux.syscalls import address, call_libc
     from tcpkmon.formats.base.errors import KernelError

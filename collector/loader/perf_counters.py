@@ -2,7 +2,7 @@
 """The counters that a schema's `arch` binds: perf events that its programs read.
 
 collector/loader/prepare.py binds them and puts their C text before the program. The session opens
-them and enters them in the program's maps. docs/counters.md explains each counter.
+them and enters them in the program's maps. docs/schema-language.md explains each counter.
 """
 
 from __future__ import annotations

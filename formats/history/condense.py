@@ -3,7 +3,7 @@
 
 It computes the two tables of the 1987 report from the events of the schemata tty, sched, paging and
 disk, beside percentiles, and the same for each user, cgroup, device, CPU and slice of time.
-docs/condense.md defines each figure. What was not recorded is None, never 0.
+docs/monitor-commands.md defines each figure. What was not recorded is None, never 0.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the condenser reports; docs/condense.md defines each figure."""
+"""What the condenser reports; docs/monitor-commands.md defines each figure."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ LIBC.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 
 
 def press(operation: int, number: int) -> None:
-    """What docs/schema-stopwatch.md says; the kernel knows no such option."""
+    """What docs/schemas.md says; the kernel knows no such option."""
     assert LIBC.prctl(OPTION, operation, number & 0xFFFFFFFF, 0, 0) == -1
     assert ctypes.get_errno() == EINVAL
 
@@ -126,8 +126,9 @@ def test_any_schema_may_use_it(tmp_path: Path) -> None:
 
 
 def test_the_page_of_the_manual_works(tmp_path: Path) -> None:
-    """The Python snippet of docs/schema-stopwatch.md, as it stands there."""
-    page = (ROOT / "docs" / "schema-stopwatch.md").read_text()
+    """The Python snippet of docs/schemas.md, as it stands there."""
+    page = (ROOT / "docs" / "schemas.md").read_text().partition("\n## stopwatch\n")[2]
+    page = page.partition("\n## ")[0]
     (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     with logging(tmp_path / "log", "stopwatch") as running:
         subprocess.run([sys.executable, "-c", snippet], check=True)

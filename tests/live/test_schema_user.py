@@ -19,7 +19,7 @@ from tests.live.faults import as_nobody
 from tests.live.schema_logs import logging
 
 NOBODY = 65534
-PAGE = (ROOT / "docs" / "schema-user.md").read_text()
+PAGE = (ROOT / "docs" / "schemas.md").read_text().partition("\n## user\n")[2]
 
 # Logs so many events, within one second of the kernel's clock, as each of so many users.
 FLOOD = """

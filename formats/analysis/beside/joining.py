@@ -48,7 +48,7 @@ _NULL = {"seq": 0, "ssthresh": (1 << 31) - 1, "min_rtt_us": (1 << 32) - 1, "srtt
 
 @dataclass
 class Joined:
-    """Some packets with what was found. blocks: of the new file. table(): see docs/wireshark.md."""
+    """Some packets with what was found. blocks: of the new file. table(): see docs/open-with.md."""
 
     blocks: list[bytes]
     rows: Rows | None
