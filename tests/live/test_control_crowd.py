@@ -21,7 +21,7 @@ from tests.live.test_control_live import GROUP, Session, folder
 
 __all__ = ["folder"]
 HOSTILE, OTHER = 65533, 65532
-ANSWER_S = 20.0 if GUEST else 3.0
+ANSWER_S = 20.0 if GUEST else 10.0
 _BECOME = """
 import json, os, socket, sys, threading, time
 uid, path, seconds = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])

@@ -41,7 +41,7 @@ locations = ["RECEIVE_CALL"]
 ports = {bad}
 output = "@/bad"
 """
-ANSWER_S = 10.0 if GUEST else 1.0
+ANSWER_S = 10.0 if GUEST else 3.0
 """The supervisor answers within it."""
 _PIDFD_GETFD, _PIDFD_OPEN = 438, 434
 DRAINED = {"what": "drained", "records": 1, "lost": 0}

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -231,27 +230,6 @@ def test_a_signal_is_for_the_flight_recorders(daemon: Daemon, space: Space) -> N
         (path,) = wait_until(lambda: daemon.files("calls"), "a dump", 20)
         assert daemon.finish().code == 0
     assert numbers_in(path) == set(range(500))
-
-
-def test_metrics_are_served(daemon: Daemon, space: Space) -> None:
-    text = CAPTURE.format(space=space.path, ports=[5001])
-    daemon.configure(text + f"[metrics]\nlisten = 'unix:{daemon.folder}/metrics.sock'\n")
-    daemon.start()
-
-    def scrape() -> bytes:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            try:
-                client.connect(str(daemon.folder / "metrics.sock"))
-            except OSError:
-                return b""
-            client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-            return client.makefile("rb").read()
-
-    assert b"tcpkmon_events_total" in wait_until(scrape, "metrics are served", 20)
-    daemon.configure(text)
-    assert daemon.command("reload").stdout == b"calls: unchanged\n"
-    assert scrape() == b""
-    assert daemon.finish().code == 0
 
 
 @pytest.mark.full

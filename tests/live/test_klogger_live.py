@@ -85,18 +85,6 @@ def test_a_capture_under_control(tmp_path: Path, rings: str) -> None:
     assert (counts["EVENT_START"] >= 4, counts["EVENT_STOP"] >= 3) == (True, True)
 
 
-def test_what_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Modules of the folder that a script runs in are not taken for root's.
-    (tmp_path / "collector.py").write_text("raise SystemExit(99)")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="nothing"):
-        capturing.start(tmp_path / "nothing", tmp_path / "log")
-    assert not (tmp_path / "log").exists()
-    (tmp_path / "kernlog.dump.cpu0").write_bytes(b"")
-    with pytest.raises(TcpkmonError, match="holds a log already"):
-        capturing.start("stopwatch", tmp_path)
-
-
 def run(name: str, folder: Path) -> str:
     path = folder / name
     path.write_text(programs()[name])

@@ -27,6 +27,8 @@ from tests.live.schema_logs import logging, make_schema
 
 PAGES = 3000
 PERIOD_NS = 20_000_000
+HIDDEN = 20
+"""Other captures' changes of maps may hide a few events from a program."""
 CONF = """
 event FAULT { int pid; int user; ulonglong address; ulonglong ip }
 event MINOR { int pid }
@@ -155,7 +157,7 @@ def test_cpus_come_and_go(program: int, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(event.fds) == 1
     assert event.read_due() >= before
     event.remove()
-    assert event.read_due() == bpf.prog_info(program).run_cnt
+    assert 0 <= event.read_due() - bpf.prog_info(program).run_cnt <= HIDDEN
 
 
 def test_what_should_have_run_is_known(program: int) -> None:
@@ -172,9 +174,9 @@ def test_what_should_have_run_is_known(program: int) -> None:
                 memory[page * mmap.PAGESIZE] = 1
         due.append(bpf.prog_info(program).run_cnt - before)
     event.remove()
-    assert due[0] >= PAGES
-    assert due[1] >= PAGES // 7
-    assert event.read_due() == bpf.prog_info(program).run_cnt
+    assert due[0] >= PAGES - HIDDEN
+    assert due[1] >= PAGES // 7 - HIDDEN
+    assert 0 <= event.read_due() - bpf.prog_info(program).run_cnt <= HIDDEN
     clock = PerfEvent("cpu_clock:20ms", [program])
     assert clock.read_due() is None
     clock.remove()

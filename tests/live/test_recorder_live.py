@@ -41,6 +41,8 @@ from tests.live.faults import (
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 MS = 1_000_000
+LATE_MS = 2_000
+"""By which a busy machine may come late; an idle one is there within 100."""
 KEY = ("location", "lport", "rport", "seg_seq", "seg_len", "snd_una", "rcv_nxt", "callvalue")
 
 
@@ -129,12 +131,12 @@ def test_a_blackout_is_on_file_from_before_to_after(lab: Lab, tmp_path: Path) ->
     # The tail loss probe comes first, and the timer while the dump is written.
     assert {trigger.number for trigger in told} == {1, 2}
     for trigger in told:
-        assert 0 <= trigger.told_ns - trigger.mono_ns < 100 * MS
+        assert 0 <= trigger.told_ns - trigger.mono_ns < LATE_MS * MS
         assert trigger.conn_id and trigger.count
     first_ns, last_ns = span_of(path)
     at_ns = told[0].mono_ns
-    assert 1_000 * MS <= at_ns - first_ns <= 2_200 * MS
-    assert 500 * MS <= last_ns - at_ns <= 2_100 * MS
+    assert 1_000 * MS <= at_ns - first_ns <= (1_200 + LATE_MS) * MS
+    assert 500 * MS <= last_ns - at_ns <= (1_100 + LATE_MS) * MS
     # Another capture stamps the same event a little earlier or later.
     inner = records_of(full, first_ns + 5 * MS, last_ns - 5 * MS)
     assert inner.total() > 100
@@ -177,7 +179,7 @@ def test_dumps_that_are_asked_for_and_the_limit(lab: Lab, tmp_path: Path) -> Non
         await_dumps(folder, 3)
         told = window(keeping)
         assert told["dumps"] == 3 and not told["dumping"] and told["held_back"]
-        assert 0.4 < told["seconds"] < 3
+        assert 0.4 < told["seconds"] < 1 + LATE_MS / 1000
         assert told["newest"] - told["oldest"] == pytest.approx(told["seconds"], abs=0.01)
         assert keeping.finish().code == 0
     for path in dumps(folder):
@@ -265,7 +267,7 @@ def test_all_calls_are_in_dumps_of_logs_or_evicted(lab: Lab, tmp_path: Path) -> 
     with open_log(dumps(folder)[0]) as log:
         fired = next(iter(log.choose("TRIGGER")))
         assert fired["number"] == 1 and fired["count"] >= 1
-        assert 0 <= fired["told_ns"] - fired["mono_ns"] < 100 * MS
+        assert 0 <= fired["told_ns"] - fired["mono_ns"] < LATE_MS * MS
         assert sum(1 for event in log.choose("SNAPSHOT")) == first.totals.in_file
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tcpkmon.formats.klogger.describe import IN_HEAD
 from tests.live.schema_logs import make_schema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,29 +142,6 @@ def test_two_schemata_and_tcp_share_a_log(schema, tmp_path, rings):
     names = {e["name"] for e in found if e["header"]["type"] == "LOGGING_EVENT"}
     assert {"CALLED", "EVERY", "EVENT_START", "SEGMENT_RECEIVED"} <= names
     assert sum(e["header"]["type"] == "CALLED" for e in found) >= 500
-
-
-def test_snapshots_go_into_a_log_too(tmp_path):
-    out = tmp_path / "log"
-    talk = (
-        "import socket; l = socket.create_server(('127.0.0.1', 0)); "
-        "c = socket.create_connection(l.getsockname()); s = l.accept()[0]; "
-        "c.sendall(b'x' * 1000); s.recv(1000, socket.MSG_WAITALL); print(l.getsockname()[1])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", "from tcpkmon.collector.commands.collect import main; main()",
-         "--format", "klogger", "-o", str(out), "-q", "--locations", "default,SEND_CALL", "--",
-         sys.executable, "-c", talk],
-        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S,
-        check=True,
-    )  # fmt: skip
-    port = int(done.stdout)
-    ours = [e for e in events(out) if e["header"]["type"] == "SNAPSHOT"
-            and port in (e["lport"], e["rport"])]  # fmt: skip
-    sent = [e for e in ours if e["location"] == "SEND_CALL"]
-    assert [e["callvalue"] for e in sent] == [1000]
-    assert {e["laddr"] for e in ours} == {"127.0.0.1"}
-    assert all(not IN_HEAD & e.keys() and e["header"]["timestamp"] for e in ours)
 
 
 def test_large_strings_are_whole_and_too_large_ones_refused(tmp_path):

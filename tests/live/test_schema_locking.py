@@ -343,20 +343,6 @@ def test_every_kind_of_lock_has_its_event(tmp_path: Path) -> None:
         assert {one["pid"] for one in found} == {threading.get_native_id()}
 
 
-def test_a_mutex_waiter_that_spins_and_sleeps_waits_once(tmp_path: Path) -> None:
-    """The kernel tells each change from one to the other as another beginning."""
-    lock = 1 << 62
-    with (
-        logging(tmp_path / "log", "locking", kinds="raw") as running,
-        contextlib.closing(Tracepoints(running)) as tracepoints,
-    ):
-        tracepoints.hit("begins", lock, MUTEX | SPIN)
-        hold_on()
-        tracepoints.hit("begins", lock, MUTEX)
-        tracepoints.hit("ends", lock, 0)
-    assert running.finish().one("MUTEX_FINISH", lock=lock)["waited"] >= HELD_S * 1e9 * 0.9
-
-
 def test_what_cannot_be_is_told_by_name(tmp_path: Path) -> None:
     with logging(tmp_path / "log", "locking", kinds="btf,raw") as running:
         pass

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -55,33 +54,6 @@ def test_a_program_is_timed(tmp_path: Path, kinds: str) -> None:
     for number in numbers:
         start, stop = log.one("EVENT_START", id=number), log.one("EVENT_STOP", id=number)
         assert start["time_ns"] < stop["time_ns"]
-
-
-def test_threads_are_timed_apart(tmp_path: Path) -> None:
-    """The same number in several threads: each pair tells whose it is."""
-    threads = []
-
-    def work() -> None:
-        for number in range(TIMES):
-            press(THREAD_START, number)
-            press(THREAD_STOP, number)
-
-    with logging(tmp_path / "log", "stopwatch") as running:
-        for _ in range(3):
-            threads.append(threading.Thread(target=work))
-            threads[-1].start()
-        for thread in threads:
-            thread.join()
-    log = running.finish()
-    for thread in threads:
-        for event in ("THREAD_START", "THREAD_STOP"):
-            found = log.of(event, pid=thread.native_id)
-            assert [one["id"] for one in found] == list(range(TIMES))
-            assert {one["tgid"] for one in found} == {os.getpid()}
-            assert {one["comm"] for one in found} == {
-                Path(f"/proc/{os.getpid()}/comm").read_text().strip()
-            }
-    assert not log.of("EVENT_START", id=0)
 
 
 # The HOWTO's template, in the C file of a schema of the user's own.

@@ -24,8 +24,7 @@ from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import verify_file
 from tests.full import first
 from tests.live.faults import TCPKMON, Collector, let_others_in, small_disk
-from tests.unit.makers import LOCATION, LogMaker, Maker, make
-from tests.unit.test_archive import archive
+from tests.unit.makers import LOCATION, LogMaker, Maker
 
 PORT, CALLS = 20_000 + 2 * (os.getpid() % 5_000), 20_011
 """Tests run in several processes at once; outside of the ports that the kernel gives."""
@@ -156,18 +155,6 @@ def test_files_of_the_caller_are_archived(tmp_path: Path) -> None:
     *_, chain = format_of(folder).verify(folder)
     assert chain.exit_code == 0, chain.problems
     assert sum(row.in_file for row in chain.rows if row.name == "SEND_CALL") == CALLS
-
-
-def test_an_archive_that_finds_no_room_is_an_error_in_words(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    make(tmp_path / "out", 1, 10_000)
-    (name,) = archive(tmp_path / "out")
-    with small_disk(tmp_path / "disk", "1m") as disk:
-        done = subprocess.run(
-            [TCPKMON, "verify", tmp_path / "out" / name],
-            env={**os.environ, "TMPDIR": str(disk)}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    assert done.returncode == 1 and "No space left" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

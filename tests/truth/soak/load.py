@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tcpkmon.collector.linux.netns import run_inside
-from tests.live.faults import GUEST, Flood, Space
+from tests.live.faults import Flood, Space
 from tests.live.flooding import PERIOD
 
 SAMPLE_S = 0.2
-RATES = (100, 500) if GUEST else (500, 2000, 5000)
-BURST = 2_000 if GUEST else 60_000
+RATES = (500, 2000, 5000)
+BURST = 60_000
 CHURN_PERIOD = 1000
 CHUNK = 256
 """A flood notes how many calls it made after so many."""
@@ -110,7 +110,7 @@ class Churn(Load):
         while not stop.wait(chance.uniform(0.5, 3)):
             with machine:
                 pass
-            for _ in range(chance.randrange(10 if GUEST else 100)):
+            for _ in range(chance.randrange(100)):
                 length = self.total % self.period + 1
                 with socket.create_connection(("127.0.0.1", self.port)) as client:
                     server, _ = self._listener.accept()

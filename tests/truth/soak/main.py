@@ -19,9 +19,7 @@ CLONE_NEWNS = 0x20000
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--minutes", type=click.FloatRange(0.5), default=30.0, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the choices by chance.")
-@click.option("--guest", is_flag=True,
-              help="Set the clock and switch a CPU off and on, too: only in a guest.")
-def command(minutes: float, seed: int, guest: bool) -> int:
+def command(minutes: float, seed: int) -> int:
     """Run the daemon under changing load, reload it, kill it and fill its disk; then add up.
 
     Exit code 1 if a call is neither in a file nor counted as lost, or something leaks.
@@ -30,5 +28,5 @@ def command(minutes: float, seed: int, guest: bool) -> int:
     call_libc("unshare", CLONE_NEWNS)  # the disk that it fills is nobody else's
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     with tempfile.TemporaryDirectory(prefix="tcpkmon-soak-") as folder:
-        problems = Soak(Path(folder), minutes * 60, seed, say=click.echo, guest=guest).run()
+        problems = Soak(Path(folder), minutes * 60, seed, say=click.echo).run()
     return 1 if problems else 0

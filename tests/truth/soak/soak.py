@@ -18,7 +18,7 @@ import numpy as np
 
 from tcpkmon.formats.registry import format_of
 from tests.live.daemons import Daemon
-from tests.live.faults import GUEST, Space, cpus, program_lives, wait_until
+from tests.live.faults import Space, cpus, program_lives, wait_until
 from tests.truth.soak.books import Book, Books
 from tests.truth.soak.cost import Costs
 from tests.truth.soak.load import CHUNK, Load, playing
@@ -50,32 +50,24 @@ DISK_BYTES = 768 << 20
 KILLS, RELOADS, RESTARTS, HALF_HOUR_S = 20, 50, 3, 1800.0
 KILL_UNTIL = 0.7
 """Of the time; the processes that live then are left alone, to see whether they grow."""
-PATIENCE_S = 300.0 if GUEST else 60.0
-HOUR_NS = 3600 * 10**9
-SETTLE_S = 3.0
-ONLINE = Path("/sys/devices/system/cpu/cpu1/online")
+PATIENCE_S = 60.0
 UNSURE_S = 2.5
 """A killed capture had not written what it drained in so long."""
 
 
 class Soak:
-    """A soak of so many seconds, with the files in a disk of its own, in memory.
-
-    guest: the machine is its own: the clock is set and a CPU goes off and on, too.
-    """
+    """A soak of so many seconds, with the files in a disk of its own, in memory."""
 
     def __init__(
-        self, folder: Path, seconds: float, seed: int, *, say: Callable[[str], object] = print,
-        guest: bool = False,
-    ) -> None:  # fmt: skip
+        self, folder: Path, seconds: float, seed: int, *, say: Callable[[str], object] = print
+    ) -> None:
         self._folder, self._seconds, self._seed = folder, seconds, seed
         self._disk = folder / "disk"
         self._output = self._disk / "calls"
         self._say = say
-        self._guest = guest
         self._chance = random.Random(seed)
         self._machine = threading.Lock()
-        """Held while a CPU is off: no load begins."""
+        """Held while no load may begin."""
         self._problems: list[str] = []
         self._costs = Costs()
         self._settings: dict[str, Any] = {
@@ -128,19 +120,15 @@ class Soak:
         """The events, spread over the time."""
         share = self._seconds / HALF_HOUR_S
         begin = time.monotonic()
-        kills = max(1 if GUEST else 2, round(KILLS * share))
+        kills = max(2, round(KILLS * share))
         events: list[tuple[float, Callable[[], None]]] = [
             (KILL_UNTIL * (at + 0.5) / kills, self._kill) for at in range(kills)
         ]
-        restarts = max(0 if GUEST else 1, round(RESTARTS * share))
+        restarts = max(1, round(RESTARTS * share))
         events += [(KILL_UNTIL * (at + 0.9) / restarts, self._restart) for at in range(restarts)]
-        reloads = max(1 if GUEST else len(self._changes), round(RELOADS * share))
+        reloads = max(len(self._changes), round(RELOADS * share))
         events += [((at + 0.3) / reloads, self._reload) for at in range(reloads)]
-        if self._guest:
-            events += [(0.15, self._step_clock), (0.3, self._switch_cpu), (0.6, self._step_clock),
-                       (0.8, self._switch_cpu)]  # fmt: skip
-        else:
-            events.append((0.45, self._fill_disk))
+        events.append((0.45, self._fill_disk))
         for due, event in sorted(events, key=lambda pair: pair[0]):
             while time.monotonic() < begin + due * self._seconds:
                 self._sample(begin)
@@ -250,19 +238,6 @@ class Soak:
                         taken += left
                 time.sleep(0.05)
         ballast.unlink()
-
-    def _step_clock(self) -> None:
-        """An hour forth, or back again."""
-        step_ns = HOUR_NS * (-1 if self._done.get("step clock") else 1)
-        time.clock_settime_ns(time.CLOCK_REALTIME, time.time_ns() + step_ns)
-
-    def _switch_cpu(self) -> None:
-        """CPU 1 goes off for a while; the kernel moves the load."""
-        with self._machine:
-            time.sleep(SETTLE_S)  # the floods that have begun are where they belong
-            ONLINE.write_text("0")
-            time.sleep(SETTLE_S)
-            ONLINE.write_text("1")
 
     # The sum
 
