@@ -12,8 +12,9 @@ from tcpkmon.formats.base.escape import for_terminal
 def command() -> int:
     """Apply what changed in the daemon's configuration.
 
-    Filters and limits change while a capture goes on. For the rest the capture is
-    restarted. With a mistake in the configuration nothing changes.
+    One daemon runs at a time, and reads what its own --config names again. Filters and limits
+    change while a capture runs. For the rest the capture is restarted. With a mistake in the
+    configuration nothing changes.
     """
     from tcpkmon.collector.daemon.requests import ask
 
