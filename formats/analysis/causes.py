@@ -163,6 +163,8 @@ def _with(block: Block, rows: NDArray[np.bool_]) -> Iterator[tuple[_One, NDArray
 def self_connect(block: Block, scope: Scope) -> Iterator[Cause]:
     """Both ends are one socket."""
     same = (block["lport"] == block["rport"]) & (block["lport"] > 0)
+    if block["laddr"].dtype != block["raddr"].dtype:  # a file whose columns are of other types
+        return
     same &= (block["laddr"] == block["raddr"]) & (state_after(block.rows) == State.ESTABLISHED)
     for one, at in _with(block, same):
         yield one.make(
