@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tcpkmon.formats.base.errors import DamagedError
-from tcpkmon.formats.base.limits import MOST_CONTROL_BYTES
 from tcpkmon.formats.magnet.control import CHUNK, Block, decode, encode, encode_header, text_records
 from tcpkmon.formats.magnet.layout import EVERY, IP, NATIVE, TCP, TCP_WORDS, Layout, convert
 
@@ -94,23 +93,6 @@ def test_a_header(layout: Layout) -> None:
         changed[at] ^= 1
         with pytest.raises(DamagedError):
             decode(layout.rows(bytes(changed)), layout)
-
-
-def test_the_largest_control_entry() -> None:
-    values = {"kind": "CHECK", "time_ns": 5, "number": 1, "records": 0, "block": 0, "sums": []}
-    layout = NATIVE[True]
-    rest = MOST_CONTROL_BYTES - len(encode_text(values | {"text": ""}))
-    data = encode(values | {"text": "x" * rest}, layout)
-    assert len(decode(layout.rows(data), layout)["text"]) == rest
-    data = encode(values | {"text": "x" * (rest + 1)}, layout)
-    with pytest.raises(DamagedError, match="not whole"):
-        decode(layout.rows(data), layout)
-
-
-def encode_text(values: dict[str, object]) -> str:
-    import json
-
-    return json.dumps(values, separators=(",", ":"))
 
 
 def test_blocks_in_any_pieces() -> None:

@@ -22,7 +22,6 @@ from tcpkmon.collector.commands import openmetrics
 from tcpkmon.collector.commands.metrics import command, open_listener
 from tcpkmon.collector.commands.openmetrics import make_metrics
 from tcpkmon.collector.metrics.connections import Connections
-from tcpkmon.collector.metrics.histogram import Histogram
 from tcpkmon.collector.metrics.owners import MOST_OWNERS, OTHER, Owners
 from tcpkmon.collector.metrics.request_meter import RequestMeter
 from tcpkmon.collector.metrics.shown import first
@@ -49,21 +48,6 @@ def rows(*given: dict[str, int]) -> Any:
         for name, value in one.items():
             made[name][place] = value
     return made
-
-
-def test_histogram_buckets_are_powers_of_two() -> None:
-    values = [1, 2, 3, 4, 5, 8, 9, 1023, 1024, 1025, (1 << 32) - 1, *range(1, 3000, 7)]
-    histogram = Histogram(2, 12)
-    histogram.add(np.array(values[:20], np.uint32))
-    histogram.add(np.array(values[20:], np.uint32))
-    histogram.add(np.array([], np.uint32))
-    told = histogram.told()
-    total = 0
-    for k, count in enumerate(told["counts"], 2):
-        total += count
-        assert total == sum(value <= 1 << k for value in values), k
-    assert told["beyond"] == 1
-    assert told["sum_us"] == sum(values)
 
 
 def test_a_connection_from_syn_to_close() -> None:
@@ -248,29 +232,6 @@ def test_connections_shorter_than_a_second_are_shown_once_and_counted(
     assert table.top("rate", 200)["rows"]["id"] == []
 
 
-def test_a_command_is_all_processes_of_that_name() -> None:
-    layout = make_layout(
-        SCHEMA, choose_columns(SCHEMA.event("SNAPSHOT"), "default,pid,comm"), ()
-    )
-    table = Watching(layout.dtype, AT)
-    table.top("rate", 5)
-    made = np.zeros(3, layout.dtype)
-    made["conn_id"], made["pid"], made["comm"] = [1, 2, 3], [11, 12, 13], [b"curl", b"curl", b"a"]
-    made["location"], made["state"] = AT["SEGMENT_RECEIVED"], 1
-    table.add(made)
-    assert len(table.top("open", 5, "process")["rows"]["group"]) == 3
-    commands = table.top("open", 5, "command")["rows"]
-    assert (commands["group"], commands["open"]) == (["curl", "a"], [2, 1])
-
-
-def test_groups_need_their_columns() -> None:
-    table = Watching(LAYOUT.dtype, AT)
-    assert table.top("rate", 5)["groups"] == ["port", "peer"]
-    with pytest.raises(TcpkmonError, match="need the column comm") as caught:
-        table.top("rate", 5, "process")
-    assert "default,pid,comm" in caught.value.hint
-
-
 def test_what_limited_the_senders() -> None:
     full = make_layout(SCHEMA, choose_columns(SCHEMA.event("SNAPSHOT"), "full"), ())
     watching = watch(full, at_once=True)
@@ -291,21 +252,6 @@ def test_what_limited_the_senders() -> None:
     assert found == {"busy": 2.5, "rwnd": 0, "sndbuf": 0.25}
     assert "limited" in watch(LAYOUT, True).metrics()
     assert not watch(LAYOUT, True).metrics()["limited"], "the columns are not stored"
-
-
-def test_connections_that_end_stay_while_they_are_held() -> None:
-    table = Connections(LAYOUT.dtype, AT, 0.0)
-    one = {"location": AT["SEGMENT_RECEIVED"], "state": 1, "rport": 80}
-    table.add(rows({**one, "conn_id": 7}, {**one, "conn_id": 8}))
-    table.hold(True)
-    table.add(rows({"location": AT["DESTROY"], "conn_id": 7, "state": 7, "time_ns": 5}))
-    slots = table.slots()
-    assert table.values("conn_id", slots).tolist() == [7, 8]
-    assert table.values("time_ns", slots).tolist() == [5, 0]
-    table.hold(False)
-    assert table.values("conn_id", table.slots()).tolist() == [8]
-    table.add(rows({"location": AT["DESTROY"], "conn_id": 8, "state": 7}))
-    assert len(table) == 0
 
 
 def test_nothing_is_counted_before_somebody_asks() -> None:
@@ -364,15 +310,6 @@ def test_no_label_has_an_address_a_port_or_a_pid() -> None:
         "answered", "capture", "version", "format", "schemata", "location", "outcome", "cause",
         "role", "le", "what", "direction",
     }  # fmt: skip
-
-
-def test_public_answers_have_books_alone() -> None:
-    public = {key: value for key, value in answer().items()
-              if key not in ("tcp", "outcomes", "output", "tcpkmon")}
-    public["events"] = [{"name": "RTO", "written": 7}]
-    names = names_of(public)
-    assert {"tcpkmon_events_total", "tcpkmon_lost_records_total"} <= names
-    assert not any(name.startswith("tcpkmon_tcp") for name in names)
 
 
 def used_names(texts: list[str]) -> set[str]:
@@ -519,20 +456,3 @@ def test_owners_are_bounded_and_never_count_down() -> None:
             del known[one]  # a group that is gone keeps its name here
     assert len(owners._sums) <= MOST_GROUPS
     assert last["u0.service", ""] > 0
-
-
-def test_owners_as_metrics() -> None:
-    owners = [["a.service", "shop/cart", 2, 300, 400, 5]]
-    tcp = {**TcpMeter(AT).told(), "owners": owners, "counting_s": 0.0}
-    answer = {"tcp": tcp, "cost": {"cpu_s": 0, "memory_bytes": 0}}
-    found = {
-        (sample.name, sample.labels.get("direction")): (sample.labels["unit"], sample.value)
-        for family in make_metrics({"web": answer}, 0) for sample in family.samples
-        if "_owner_" in sample.name
-    }  # fmt: skip
-    assert found == {
-        ("tcpkmon_tcp_owner_connections", None): ("a.service", 2),
-        ("tcpkmon_tcp_owner_bytes_total", "sent"): ("a.service", 300),
-        ("tcpkmon_tcp_owner_bytes_total", "received"): ("a.service", 400),
-        ("tcpkmon_tcp_owner_retransmits_total", None): ("a.service", 5),
-    }

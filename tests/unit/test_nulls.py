@@ -148,13 +148,6 @@ def test_logs_as_text(log: Path, capfdbinary: Any, tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ('undef,undef,undef,4294967295\n5,0,a"$b,0\n', "")
 
 
-def test_logs_as_tables(log: Path, tmp_path: Path) -> None:
-    decode(log, "parquet", "-o", tmp_path / "told.parquet")
-    rows = pyarrow.parquet.read_table(tmp_path / "told.parquet").to_pylist()
-    values = [[row[name] for name in ("rtt", "left", "name", "plain")] for row in rows]
-    assert values == [[None, None, None, 2**32 - 1], [5, 0, 'a"$b', 0]]
-
-
 @pytest.mark.parametrize(
     ("tag", "none"),
     [("@none0", 0), ("@none-1", -1), ("@none18446744073709551615", 2**64 - 1), ("@none", None),
@@ -164,10 +157,3 @@ def test_the_schema_declares_it(tag: str, none: int | None) -> None:
     (event,) = parse(f"event A {{ long value // what [us] {tag} @default\n }}", "x").events
     field: Field = event.fields[0]
     assert field.none == none
-
-
-def test_what_the_documentation_calls_none_is_declared() -> None:
-    """The words of a column's documentation and its tag are two places for one thing."""
-    for field in load_schema().event(EVENT).fields:
-        for word in ("none yet", "not paced", "infinite", "not seen yet"):
-            assert word not in field.doc or field.none is not None, field.name

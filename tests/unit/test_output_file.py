@@ -79,12 +79,6 @@ def test_mode_is_exact_whatever_the_umask(tmp_path: Path, calls: FaultyCalls) ->
         assert stat.S_IMODE((tmp_path / f"{mask}").stat().st_mode) == 0o640
 
 
-def test_nothing_is_left_when_nothing_was_begun(tmp_path: Path, calls: FaultyCalls) -> None:
-    Output(tmp_path / "out", calls=calls).discard()
-    assert os.listdir(tmp_path) == []
-    assert not open_below(tmp_path)
-
-
 def test_existing_file_needs_force(tmp_path: Path, calls: FaultyCalls) -> None:
     path = tmp_path / "out"
     path.write_text("old")
@@ -199,18 +193,6 @@ def test_failed_rename_keeps_the_old_file(tmp_path: Path, calls: FaultyCalls) ->
         Output(path, force=True, calls=calls).begin(b"new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["out"]
-
-
-def test_leftover_temporary_names_are_passed_over(tmp_path: Path, calls: FaultyCalls) -> None:
-    path = tmp_path / "out"
-    path.write_text("old")
-    left = tmp_path / f".out.{os.getpid()}.0"
-    left.write_text("left")
-    output = Output(path, force=True, calls=calls)
-    output.begin(b"new")
-    finish(output)
-    assert path.read_text() == "new and more"
-    assert left.read_text() == "left"
 
 
 def test_interrupted_and_short_writes_go_on(tmp_path: Path) -> None:

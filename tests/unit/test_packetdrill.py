@@ -14,7 +14,7 @@ from tcpkmon.formats.commands.packetdrill import command
 from tcpkmon.formats.export.packetdrill import Options, Recorded, find_event, make_script
 from tcpkmon.formats.export.packetdrill.reading import NEEDED, Row
 from tcpkmon.formats.export.packetdrill.sacks import Board
-from tests.truth.drill.language import Asserts, Packet, ScriptError, parse
+from tests.truth.drill.language import Asserts, parse
 from tests.unit.why_capture import write_capture
 
 MSS = 1000
@@ -195,14 +195,6 @@ def test_what_is_sacked() -> None:
     )  # fmt: skip
 
 
-def test_the_retransmitted_hole_is_the_one() -> None:
-    board = Board()
-    board.send(1, 6001, 1000)
-    board.acknowledge(1, 1, 6001, False)
-    board.retransmit(2001, 1000)
-    assert board.acknowledge(1, 2, 6001, False) == ([(2001, 3001), (5001, 6001)], "")
-
-
 def test_find_event() -> None:
     found = Recorded("run.pm", LOSS, "", "", {}, "", [], 1, True)
     assert find_event(found, "retransmit", {"RETRANSMIT": 2}) == LOSS[5]["ns"]
@@ -221,15 +213,3 @@ def test_the_command_refuses(tmp_path: Path) -> None:
     ):
         done = CliRunner().invoke(command, arguments)
         assert isinstance(done.exception, UsageError) and message in str(done.exception)
-
-
-@pytest.mark.parametrize("text", ["x", "0 > Q 1:1(0)", "0 fork() = x", "--mtu=3", "0 %{\nx\n}%"])
-def test_the_player_refuses_what_it_does_not_know(text: str) -> None:
-    with pytest.raises(ScriptError):
-        parse(text)
-
-
-def test_the_player_reads_a_packet() -> None:
-    (event,) = parse("--tolerance_usecs=5\n// x\n0.1~0.2 > F. 1:11(10) ack 3 <...>\n").events
-    assert (event.line, event.begin, event.end) == (3, 0.1, 0.2)
-    assert event.what == Packet(True, "F.", 1, 10, 3, None, "...")

@@ -105,13 +105,6 @@ def test_a_comment_is_added_and_nothing_else_changes(tmp_path: Path, order: str)
     assert made == enhanced(0, 0, b"abc", 3, text_option(1, "c") + bytes(4))
 
 
-def test_a_section_that_tells_its_length_does_so_no_more(tmp_path: Path) -> None:
-    told = bytearray(section("test"))
-    told[16:24] = struct.pack("<q", 1234)
-    (batch,), _ = read(tmp_path, bytes(told) + PACKETS)
-    assert batch.blocks[0].raw == section("test")
-
-
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("magic, unit", [(0xA1B2C3D4, 1000), (0xA1B23C4D, 1)])
 def test_pcap_becomes_pcapng(tmp_path: Path, order: str, magic: int, unit: int) -> None:
@@ -162,12 +155,6 @@ def test_what_is_no_segment(tmp_path: Path) -> None:
         (0, b"", 0),
     ))  # fmt: skip
     assert not found.is_tcp.any()
-
-
-def test_packets_that_are_larger_than_their_field(tmp_path: Path) -> None:
-    data = packet(LOCAL, REMOTE, 1, length=90_000, tso=True)
-    found, _ = columns_of(tmp_path, pcapng((0, data, 90_000)))
-    assert found.length.tolist() == [90_000]
 
 
 @pytest.mark.parametrize("data, error, words", [

@@ -11,8 +11,6 @@ import pytest
 
 from tcpkmon.collector.commands.tcpkmon import command
 from tcpkmon.formats.base import cli
-from tcpkmon.formats.export import bblog
-from tcpkmon.formats.packets.blocks import RAW_IP, interface, section
 from tests.unit.captures import clean_capture
 from tests.unit.segment_capture import (
     DESTROY,
@@ -117,14 +115,6 @@ def test_losses_are_skip_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "3 records were lost" in capsys.readouterr().err
 
 
-def test_losses_that_no_field_holds(tmp_path: Path) -> None:
-    out = tmp_path / "a.pcapng"
-    out.write_bytes(section("x") + interface(RAW_IP) + bblog.skip(1 << 62))
-    text = subprocess.check_output(["tshark", "-n", "-r", out], text=True)
-    assert f"events: {(1 << 32) - 1}" in text or "Netflix" in text
-    assert tshark(out, "frame.comment") == [[f"records lost here: {1 << 62}"]]
-
-
 def comment_of(path: Path) -> str:
     return subprocess.check_output(["capinfos", path], text=True)
 
@@ -143,25 +133,6 @@ def test_without_acks_no_packet_claims_one(tmp_path: Path) -> None:
     assert "lack ACK" in comment_of(out)
     claims = 'frame.interface_name == "SEGMENT_RECEIVED" && tcp.flags.ack == 1'
     assert not tshark(out, "frame.number", only=claims)
-
-
-def test_to_a_pipe(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    out = made(tmp_path)
-    assert export(tmp_path / "a.pm", "--format", "pcapng") == 0
-    assert capfdbinary.readouterr().out == out.read_bytes()
-
-
-@pytest.mark.parametrize("words, said", [
-    (("--columns", "seq"), "leave out --columns"),
-    (("--sort", "seq"), "leave out --columns"),
-])  # fmt: skip
-def test_options_that_it_lacks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
-) -> None:
-    write(tmp_path / "a.pm", RECORDS)
-    assert export(tmp_path / "a.pm", "-o", tmp_path / "a.pcapng", *words) == 2
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "a.pcapng").exists()
 
 
 def test_captures_without_segments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

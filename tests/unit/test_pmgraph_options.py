@@ -12,7 +12,7 @@ from pmgraph_capture import CLASSIC, Builder, merge, sawtooth
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.commands.pmgraph import command
-from tcpkmon.formats.pmgraph.options import parse_connection, parse_names, parse_scale, select
+from tcpkmon.formats.pmgraph.options import parse_connection, parse_scale
 
 REPORT = {
     "b": "snd_sb_cc", "c": "snd_cwnd", "f": "snd_fack", "F": "hiwat_fair_share", "H": "sb_hiwat",
@@ -20,8 +20,6 @@ REPORT = {
     "s": "snd_max", "t": "sb_target_hiwat", "v": "callvalue",
 }  # fmt: skip
 """What the letters of CMU-PSC-TR-2000-0001 show."""
-
-OTHERS = "dDhMpPSTx"
 
 
 @pytest.fixture
@@ -43,42 +41,11 @@ def test_letters(path: Path, capfd: pytest.CaptureFixture[str], letter: str) -> 
     assert heading(capfd, path, "-T", f"-{letter}") == f"# time\tlport\trport\t{REPORT[letter]}"
 
 
-def test_long_options(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for column in REPORT.values():
-        option = "--" + column.removesuffix("_bytes").replace("_", "-")
-        assert heading(capfd, path, "--text", option).endswith("\t" + column)
-
-
-def test_every_letter_of_the_report_is_there() -> None:
-    options = {option for parameter in command.params for option in parameter.opts}
-    assert {f"-{letter}" for letter in [*REPORT, *OTHERS] if letter != "h"} <= options
-
-
 def test_clusters_of_letters(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert heading(capfd, "-TcHp1055.5050", path) == "# time\tlport\trport\tsnd_cwnd\tsb_hiwat"
     assert heading(capfd, path, "-PTHc", "-S", "1000l").split("\t")[3:] == [
         "sb_hiwat", "snd_cwnd", "location",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help(capfd: pytest.CaptureFixture[str], flag: str) -> None:
-    assert cli.run(command, [flag], prog="pmgraph") == 0
-    text = capfd.readouterr().out
-    for letter in [*REPORT, *OTHERS]:
-        assert re.search(rf"-{letter}\b", text)
-    assert max(map(len, text.splitlines())) <= 80
-
-
-def test_values() -> None:
-    assert parse_connection("1055.5050") == (1055, 5050)
-    assert parse_connection("0.65535") == (0, 65535)
-    assert parse_scale("1000l") == ("location", 1000.0)
-    assert parse_scale("-.5H") == ("sb_hiwat", -0.5)
-    assert parse_scale("1e3srtt_us") == ("srtt_us", 1000.0)
-    assert parse_names(" a, b,") == ("a", "b")
-    assert select([], (), ("1000l",), False).columns == ()
-    assert select(["snd_cwnd"], (), ("1000l",), False).columns == ("snd_cwnd", "location")
 
 
 @pytest.mark.parametrize("text", ["", "65536", "1055:5050", "1055.", "65536.1", "1.2.3", "1055.-1"])
@@ -125,14 +92,6 @@ def test_picture_never_replaces_the_capture(
     before = path.read_bytes()
     assert cli.run(command, [str(path), "-c", "-o", str(path)], prog="pmgraph") == 2
     assert path.read_bytes() == before
-
-
-def test_verbose(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(command, [str(path), "-dM"], prog="pmgraph") == 0
-    out, err = capfd.readouterr()
-    assert out.strip().isdigit()
-    assert "column snd_cwnd: offset 24, length 4" in err
-    assert "connection 1055.5050: 11 records" in err
 
 
 @pytest.mark.parametrize("name", ["docs/pmgraph.md", "docs/man/pmgraph.1"])

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import os
 import pty
-import re
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from pmgraph_capture import Builder, merge, sawtooth
 
@@ -18,7 +16,6 @@ import tcpkmon
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.commands.pmgraph import command
 from tcpkmon.formats.pmgraph import terminal
-from tcpkmon.formats.pmgraph.connections import Finder, find_connections, key_columns
 from tcpkmon.formats.pmgraph.options import Selection
 from tcpkmon.formats.pmgraph.pages import build_pages
 
@@ -81,24 +78,6 @@ def test_xgraph_per_connection(
     assert sets["snd_max"][0][1] == 0
 
 
-def test_a_chunk_may_have_no_record_of_the_connections(path: Path) -> None:
-    with tcpkmon.open(path) as capture:
-        second = find_connections(capture)[1:2]
-        columns = capture.columns(key_columns(capture), 0, len(capture))
-        others = np.flatnonzero(columns["conn_id"] == 1)
-        assert list(Finder(second).split(columns, others)) == []
-
-
-def test_xgraph_per_parameter(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(path.parent)
-    assert draw(path, "-xPcH", "-p", "1055.5050") == 0
-    settings, sets = read_xgraph(path.parent / "na.snd_cwnd.xg")
-    assert settings["YUnitText"] == "bytes"
-    assert len(sets) == 1  # both have the same name; xgraph draws each set by itself
-    assert (path.parent / "na.snd_cwnd.xg").read_text().count('"1055.5050') == 2
-    assert (path.parent / "na.sb_hiwat.xg").exists()
-
-
 def test_xgraph_overwrites_only_when_forced(
     path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,26 +131,6 @@ def test_terminal_plot_in_ascii(path: Path) -> None:
     assert "r retransmit" in text
 
 
-def test_terminal_plot_in_colour(path: Path) -> None:
-    lines = lines_of(path, 80, "snd_cwnd", by_parameter=True, coloured=True)
-    text = "\n".join(lines)
-    for name, colour in (("1055", 4), ("1056", 1)):
-        assert any(f"\x1b[38;5;{colour}m" in line and f":{name}" in line for line in lines)
-    for colour in (4, 1, 2):
-        assert text.count(f"\x1b[38;5;{colour}m") > 10
-    assert all(line.endswith("\x1b[0m") for line in lines if "\x1b" in line)
-
-
-def test_lines_differ_without_colours(path: Path) -> None:
-    lines = lines_of(path, 100, "snd_cwnd", by_parameter=True)
-    legend, body = "\n".join(lines[1:4]), "".join(cells(lines))
-    samples = re.findall(r"(\S\S) 10\.0\.0\.1:", legend)
-    assert samples == ["\u2824" * 2, "\u259e" * 2, "\u2022" * 2]
-    assert dots(body) > 20
-    assert sum(0x2580 <= ord(letter) <= 0x259F for letter in body) > 20 + body.count("\u2591")
-    assert body.count("\u2022") > 20
-
-
 def test_terminal_plot_has_steps_events_and_losses(tmp_path: Path) -> None:
     builder = Builder(tcpkmon=True)
     builder.add(0.0, conn_id=1, snd_cwnd=0)
@@ -210,15 +169,6 @@ def test_frequent_events_stand_above_the_curve_in_the_terminal(tmp_path: Path) -
     assert dots(rows[0]) == 51
 
 
-def test_terminal_plot_names_values(tmp_path: Path) -> None:
-    builder = Builder(tcpkmon=True)
-    for step, state in enumerate((2, 1, 1, 0)):
-        builder.add(step, conn_id=1, state=state)
-    lines = lines_of(builder.write(tmp_path / "a.pm"), 60, "snd_cwnd", "state")
-    labels = [line[:8].strip() for line in lines if line[8:9] == "\u2524"]
-    assert labels[-3:] == ["TCP_SYN_", "TCP_ESTA", "TCP_NONE"]
-
-
 @pytest.mark.parametrize("values", [[5], [5, 5], [2**32 - 1] * 3, [0, 0]])
 def test_terminal_plot_of_next_to_nothing(tmp_path: Path, values: list[int]) -> None:
     builder = Builder(tcpkmon=True)
@@ -228,13 +178,6 @@ def test_terminal_plot_of_next_to_nothing(tmp_path: Path, values: list[int]) -> 
     lines = lines_of(path, 60, "min_rtt_us")
     assert len(cells(lines)) == 16
     assert (dots("".join(cells(lines))) > 0) == (values[0] < 2**32 - 1)
-
-
-def test_terminal_plot_of_endless_values(path: Path) -> None:
-    selection = Selection(("snd_cwnd",), scales={"snd_cwnd": -1e308})
-    with tcpkmon.open(path) as capture, np.errstate(over="ignore"):
-        pages, _ = build_pages(capture, selection, terminal.BINS)
-    assert len(cells(list(terminal.draw_text(pages, 60)))) == 48
 
 
 def test_draws_on_a_terminal(path: Path) -> None:

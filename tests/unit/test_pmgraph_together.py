@@ -17,7 +17,7 @@ from tcpkmon.formats.commands.pmgraph import command
 from tcpkmon.formats.pmgraph.options import Selection
 from tcpkmon.formats.pmgraph.pages import Page, build_pages
 from tcpkmon.formats.pmgraph.together import OWN, build_together, labels_of
-from tests.unit.pmgraph_capture import CLASSIC, EPOCH_S, Builder, sawtooth
+from tests.unit.pmgraph_capture import EPOCH_S, Builder, sawtooth
 
 EXISTING = 226
 LATER_S = 40
@@ -139,9 +139,7 @@ def test_pictures_terminal_and_xgraph(
     two: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("x.png", "x.svg", "x.pdf"):
-        assert run(*two, "-c", "-p", "1055.5050", "-o", name) in GOOD
-        assert Path(name).stat().st_size > 2000
+    assert run(*two, "-c", "-p", "1055.5050", "-o", "x.svg") in GOOD
     svg = Path("x.svg").read_text()
     assert "alpha: 10.0.0.1:1055" in svg and "beta: 10.0.0.1:1055" in svg and OWN in svg
     assert run(*two, "-x", "-c", "-p", "1055.5050", "--axis", "clock") in GOOD
@@ -156,16 +154,6 @@ def test_pictures_terminal_and_xgraph(
     for letter in ("-T", "-D", "-M"):
         assert run(*two, letter) == UsageError.exit_code
         assert "takes one capture" in capfd.readouterr().err
-
-
-def test_columns_that_all_have(two: list[Path], tmp_path: Path, capfd: Any) -> None:
-    old = Builder(columns=CLASSIC)
-    sawtooth(old, 1055, 5050, 1)
-    classic = old.write(tmp_path / "old.pm")
-    assert run(two[0], classic, "-o", tmp_path / "x.svg") in GOOD
-    asked = ("--show", "srtt_us", "-o", tmp_path / "x.svg")
-    assert run(two[0], classic, *asked) == UsageError.exit_code
-    assert "has no column srtt_us" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("aged_s", [0.065, 4.0])

@@ -12,7 +12,6 @@ import pytest
 from tcpkmon.collector.commands.tcpkmon import command as tcpkmon
 from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.base.ports import ANY, find_missing, match_ports
 from tcpkmon.formats.commands.pmgraph import command as pmgraph
 from tcpkmon.formats.psc.reader import open_capture
 from tests.unit.makers import Maker
@@ -98,33 +97,6 @@ def test_what_is_not_there(command: str, capture: Path, cuttable: Path, capfd: A
     assert code in GOOD and ends == BOTH and f"{path}: no connection 7.8" in said
 
 
-def test_graphs_and_files_for_xgraph(
-    capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(pmgraph, ["-x", "-c", "-p", "80.40000", str(capture)], prog="pmgraph") in GOOD
-    assert len(capfd.readouterr().out.splitlines()) == 2
-    for words in (["-x"], ["-o", "x.svg"]):
-        asked = [*words, "-c", "-p", "7.8", str(capture)]
-        assert run(pmgraph, asked, prog="pmgraph") == UsageError.exit_code
-        assert "no connection 7.8" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["why", "connections", "cut"])
-def test_a_condition_that_holds_for_none_is_an_answer(
-    command: str, capture: Path, cuttable: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "cut.pm"
-    words = ["-o", str(out)] if command == "cut" else []
-    path = cuttable if command == "cut" else capture
-    asked = [command, str(path), "--where", "bytes_sent > 1e15", *words]
-    assert run(tcpkmon, asked, prog="tcpkmon") in GOOD
-    if command == "cut":
-        with open_capture(out) as found:
-            assert found.control().all()
-        assert run(tcpkmon, ["verify", str(out)], prog="tcpkmon") == 0
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_one_port_is_that_of_either_end(
     command: str, capture: Path, cuttable: Path, capfd: Any
@@ -133,13 +105,3 @@ def test_one_port_is_that_of_either_end(
     assert shown(command, path, ["40000"], capfd)[1] == BOTH
     assert shown(command, path, ["443"], capfd)[1] == {(40001, 443)}
     assert f"{path}: no connection 7;" in shown(command, path, ["7"], capfd)[2]
-
-
-def test_ports() -> None:
-    assert match_ports([(3, ANY)], [1, 3, 2], [3, 4, 1]).tolist() == [True, True, False]
-    mask = match_ports([(1, 2), (3, 3)], [1, 2, 1, 3, 65537], [2, 1, 3, 3, 2])
-    assert mask.tolist() == [True, True, False, True, True]
-    assert match_ports([], [1], [2]).tolist() == [True]
-    assert find_missing([(1, 2)], [(2, 1)], "x") == ""
-    with pytest.raises(UsageError, match=r"x: no connection 1\.2"):
-        find_missing([(1, 2), (1, 2)], [], "x")

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.psc.columns import CLASSIC, Column, columns_of, entry_dtype
+from tcpkmon.formats.psc.columns import Column, columns_of, entry_dtype
 from tcpkmon.formats.psc.header import Header, decode_header, encode_header
-from tcpkmon.formats.schema import load, parse
+from tcpkmon.formats.schema import parse
+from tests.unit.pmgraph_capture import CLASSIC as REPORT
 
 SCHEMA = parse(
     """
@@ -35,24 +34,8 @@ EVENT = SCHEMA.event("SNAPSHOT")
 def test_classic_entry_is_the_report_s() -> None:
     columns, size = columns_of(EVENT, (), (), SCHEMA)
     assert size == 64
-    assert [(column.name, column.offset, column.length) for column in columns] == [
-        ("seq_no", 0, 4),
-        ("time", 4, 8),
-        ("callvalue", 12, 4),
-        ("location", 16, 4),
-        ("lport", 20, 2),
-        ("rport", 22, 2),
-        ("snd_cwnd", 24, 4),
-        ("snd_max", 28, 4),
-        ("snd_fack", 32, 4),
-        ("sb_hiwat", 36, 4),
-        ("snd_sb_cc", 40, 4),
-        ("rcv_sb_cc", 44, 4),
-        ("sb_target_hiwat", 48, 4),
-        ("sb_net_target", 52, 4),
-        ("hiwat_fair_share", 56, 4),
-        ("m_clused", 60, 4),
-    ]
+    found = [(column.name, column.offset, column.length) for column in columns]
+    assert found == [one[:3] for one in REPORT]
     by_name = {column.name: column for column in columns}
     assert [name for name, column in by_name.items() if column.flags] == ["lport", "rport"]
     assert (by_name["seq_no"].scope, by_name["m_clused"].scope, by_name["lport"].scope) == (0, 1, 2)
@@ -95,17 +78,6 @@ def test_columns_that_do_not_fit() -> None:
         columns_of(schema.event("E"), ("big",), (), schema)
     with pytest.raises(UsageError, match="does not fit"):
         columns_of(schema.event("E"), ("a_name_of_twenty_four_by",), (), schema)
-
-
-def test_the_shipped_schema() -> None:
-    schema = load([Path(__file__).parents[2] / "bpf" / "schemata" / "tcp.conf"])
-    event = schema.event("SNAPSHOT")
-    names = [field.name for field in event.fields]
-    assert names[:16] == list(CLASSIC)
-    columns, size = columns_of(event, names, (), schema)
-    assert [column.name for column in columns] == names
-    assert size % 8 == 0
-    encode_header(Header(1, "", size, columns))
 
 
 def test_entry_dtype() -> None:

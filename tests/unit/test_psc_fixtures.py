@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 import tcpkmon
 from tcpkmon.formats.base.byteorder import Endian
 from tcpkmon.formats.psc.columns import Column
-from tests.unit.psc_samples import BIG, LITTLE, LITTLE_DATA, PDP, save
+from tests.unit.psc_samples import LITTLE, PDP, save
 
 SECOND_NS = 1_000_000_000
 
@@ -50,33 +48,6 @@ def test_little_endian_file_without_mods_and_endian(tmp_path: Path) -> None:
         assert capture.schema is None and capture.clock is None and capture.settings == {}
         assert not capture.control().any()
         assert (capture.warnings, capture.damaged, capture.complete) == ([], False, False)
-
-
-def test_little_endian_array_is_the_file(tmp_path: Path) -> None:
-    capture = tcpkmon.open(save(tmp_path, LITTLE))
-    assert capture.array.dtype.itemsize == 24
-    assert capture.array.tobytes() == LITTLE[LITTLE_DATA:]
-    assert capture.array["tv_usec"].tolist() == [1, 100000, 0]
-    assert capture.array["lport"].tolist() == [1055, 1055, 1056]
-    assert capture.array["snd_cwnd"].dtype == np.dtype("<u4")
-    assert not capture.array.flags.writeable
-    assert isinstance(capture.array, np.memmap)
-
-
-def test_big_endian_file_with_odd_widths(tmp_path: Path) -> None:
-    with tcpkmon.open(save(tmp_path, BIG)) as capture:
-        header = capture.header
-        assert (header.mods, header.endian, header.mclsize) == (15, Endian.BIG, 2048)
-        assert header.entry_size == 44
-        assert capture.names == ("m_clused", "time", "seq_no", "lport", "age", "addr")
-        assert capture.column("m_clused").tolist() == [0x010203]
-        assert capture.time_ns().tolist() == [943185216 * SECOND_NS + 999_999_000]
-        assert capture.seq().tolist() == [4294967303]
-        assert capture.column("lport").tolist() == [1055]
-        assert capture.column("age").tolist() == [0x0102030405]
-        assert capture.column("addr").tobytes() == b"\x0a\0\0\x01\0\0\0\0"
-        assert capture.column("m_clused").dtype == np.dtype("=u4")
-        assert capture.column("age").dtype == np.dtype("=u8")
 
 
 def test_pdp_endian_file(tmp_path: Path) -> None:

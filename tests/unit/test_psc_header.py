@@ -103,11 +103,6 @@ def test_round_trip(header: Header, entries: bytes) -> None:
     assert decode_header(data, len(data)) == (header, len(encoded))
 
 
-def test_defaults_of_the_report() -> None:
-    header = decode(entry_size(4) + SEQ + END)
-    assert (header.mods, header.endian, header.mclsize, header.version) == (1, 0, 0, "")
-
-
 @pytest.mark.parametrize(
     "value", [b"\x00\x01", b"\x00\x01\x00\x00", b"\x00\x00\x00\x01", b"\x00\x01\xbe\xef"]
 )
@@ -190,12 +185,6 @@ def test_header_beyond_16_mib() -> None:
             DamagedError, match=r"at offset \d+: the header is longer than 16777216"
         ):
             decode(part, 1 << 30)
-
-
-def test_header_of_nearly_16_mib_is_read() -> None:
-    big = record(9, bytes(65531))
-    data = big * ((16 << 20) // len(big) - 1) + entry_size(4) + SEQ + END
-    assert len(decode(data).extras[9]) == 255
 
 
 def test_little_is_read_of_a_file_with_a_short_header() -> None:
@@ -282,12 +271,6 @@ def test_writer_header() -> None:
     assert json.loads(read.text(0x104) or "") == settings
     assert read.clock() == (123, 456, 7)
     assert b"\x01\x02\x00\x1c" + struct.pack(">QQQ", 123, 456, 7) in encoded
-
-
-def test_writer_header_leaves_out_what_is_empty() -> None:
-    header = writer_header([COLUMN], 8, mods=1, version="", mclsize=0)
-    assert header.extras == {}
-    assert (header.clock(), header.text(0x103)) == (None, None)
 
 
 @pytest.mark.parametrize("magic", ["d4c3b2a1", "a1b2c3d4", "4d3cb2a1", "a1b23c4d", "0a0d0d0a"])

@@ -46,7 +46,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("row", [row for row in rows() if row[2] != "-"], ids=lambda row: row[0])
+@pytest.mark.parametrize("row", [
+    pytest.param(row, marks=pytest.mark.full) if row[0].startswith("no option") else row
+    for row in rows() if row[2] != "-"
+], ids=lambda row: row[0])
 def test_a_row(
     row: tuple[str, str, str, str], folder: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],

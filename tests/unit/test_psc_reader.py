@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import os
-import time
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,7 +23,6 @@ from tcpkmon.formats.psc.header import Header, encode_header, writer_header
 from tcpkmon.formats.psc.reader import Capture
 from tests.full import IS_FULL
 from tests.unit.psc_samples import (
-    BIG,
     END,
     LITTLE,
     LITTLE_DATA,
@@ -229,26 +226,6 @@ def test_reading_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert capture.column("seq_no", -2).tolist() == [8, 9]
 
 
-def test_columns_are_read_in_turn_and_by_several_threads(tmp_path: Path) -> None:
-    with tcpkmon.open(save(tmp_path, own_file())) as capture:
-        whole = {name: capture.column(name).tolist() for name in capture.names}
-
-        def read(number: int) -> None:
-            names = [name for at, name in enumerate(capture.names) if (at + number) % 3]
-            for start in range(6):
-                found = capture.columns(names, start, start + 2)
-                assert {n: v.tolist() for n, v in found.items()} == {
-                    name: whole[name][start : start + 2] for name in names
-                }
-
-        with ThreadPoolExecutor(3) as pool:
-            list(pool.map(read, range(60)))
-
-
-def test_without_end_the_tail_is_unknown(tmp_path: Path) -> None:
-    assert not tcpkmon.open(save(tmp_path, own_file(end=False))).complete
-
-
 def test_ports_tell_a_snapshot_from_a_control_entry(tmp_path: Path) -> None:
     # Location 300 with ports is a snapshot; the file of 1999 has no place for control entries.
     assert not tcpkmon.open(save(tmp_path, own_file())).control(4, 5).any()
@@ -283,12 +260,12 @@ def test_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [LITTLE, BIG, PDP, own_file()], ids=["little", "big", "pdp", "own"]
+    "data", [LITTLE, PDP, own_file()], ids=["little", "pdp", "own"]
 )
 def test_cut_at_every_byte(tmp_path: Path, data: bytes) -> None:
     whole = tcpkmon.open(save(tmp_path, data, "whole.pm"))
     start, size = len(data) - len(whole) * whole.header.entry_size, whole.header.entry_size
-    for length in range(len(data)):
+    for length in range(0, len(data), 1 if IS_FULL else 7):
         path = save(tmp_path, data[:length])
         if length < start:
             with pytest.raises(DamagedError, match=r"at offset \d+: "):
@@ -305,10 +282,10 @@ def test_cut_at_every_byte(tmp_path: Path, data: bytes) -> None:
             read_all(capture)
 
 
-@pytest.mark.parametrize("data", [LITTLE, BIG, PDP], ids=["little", "big", "pdp"])
+@pytest.mark.parametrize("data", [LITTLE, PDP], ids=["little", "pdp"])
 def test_every_bit_flipped(tmp_path: Path, data: bytes) -> None:
     opened = 0
-    for bit in range(0, 8 * len(data), 1 if IS_FULL else 3):  # each bit of a byte comes
+    for bit in range(0, 8 * len(data), 1 if IS_FULL else 13):  # each bit of a byte comes
         bent = bytearray(data)
         bent[bit // 8] ^= 1 << bit % 8
         try:
@@ -332,14 +309,6 @@ def test_bytes_bent_in_our_own_file(tmp_path: Path, data: st.DataObject) -> None
             read_all(capture)
     except DamagedError:
         pass
-
-
-@given(st.binary(max_size=300))
-@shared_folder
-def test_any_entries(tmp_path: Path, data: bytes) -> None:
-    header = entry_size(13) + describe("seq_no", 9, 4) + describe("time", 1, 8) + END
-    with tcpkmon.open(save(tmp_path, header + data)) as capture:
-        read_all(capture)
 
 
 def described(*records: bytes) -> bytes:
@@ -370,14 +339,6 @@ def test_what_the_header_says_beyond_the_layout_is_only_warned_of(
         assert len(capture.warnings) == 1 and what in capture.warnings[0]
         assert "\n" not in capture.warnings[0]
         assert capture.column("a").tolist() == [0, 0]
-
-
-def test_a_time_that_is_no_timeval(tmp_path: Path) -> None:
-    data = entry_size(4) + describe("time", 0, 4) + END + b"\7\0\0\0"
-    with tcpkmon.open(save(tmp_path, data)) as capture:
-        assert capture.column("time").tolist() == [7]
-        with pytest.raises(UsageError, match="timeval"):
-            capture.time_ns()
 
 
 def test_no_sequence_numbers(tmp_path: Path) -> None:
@@ -414,14 +375,6 @@ def test_file_that_grows_is_read_as_it_was(tmp_path: Path) -> None:
         path.write_bytes(LITTLE + LITTLE[-LITTLE_ENTRY:])
         assert len(capture) == len(capture.column("seq_no")) == 3
     assert len(tcpkmon.open(path)) == 4
-
-
-def test_no_entries(tmp_path: Path) -> None:
-    with tcpkmon.open(save(tmp_path, LITTLE[:LITTLE_DATA])) as capture:
-        assert (len(capture), capture.lost, list(capture.gaps())) == (0, 0, [])
-        assert (capture.complete, capture.damaged, capture.warnings) == (False, False, [])
-        assert list(capture.chunks()) == []
-        read_all(capture)
 
 
 # --- sequence numbers ---
@@ -467,13 +420,6 @@ def test_unwrapping(
         assert capture.lost == sum(missing for _, _, missing, _ in gaps)
 
 
-def test_many_wraps(tmp_path: Path) -> None:
-    numbers = list(range(65000, 65000 + 300 * 1000, 1000))
-    with numbered(tmp_path, numbers, 2) as capture:
-        assert capture.seq().tolist() == numbers
-        assert capture.lost == 299 * 999
-
-
 def test_hostile_numbers_give_numbers(tmp_path: Path) -> None:
     numbers = [0, 2**64 - 1, 2**63, 2**63 - 1, 1, 2**62]
     with numbered(tmp_path, numbers, 8) as capture:
@@ -482,20 +428,6 @@ def test_hostile_numbers_give_numbers(tmp_path: Path) -> None:
 
 
 # --- big files ---
-
-
-def test_ten_million_entries_open_at_once(tmp_path: Path) -> None:
-    rows, size = 10_000_000, 64
-    path = save(tmp_path, entry_size(size) + describe("seq_no", 0, 4) + END)
-    with path.open("r+b") as file:  # sparse: zeros that take no disk
-        file.truncate(path.stat().st_size + rows * size)
-    started = time.monotonic()
-    with tcpkmon.open(path) as capture:
-        assert len(capture) == len(capture.array) == rows
-        assert capture.seq(0, 3).tolist() == [0, 0, 0]
-        assert capture.column("seq_no", rows - 1).tolist() == [0]
-        assert not capture.complete
-    assert time.monotonic() - started < 5  # takes milliseconds; reading it all would take longer
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,12 +32,6 @@ def test_keyword_arguments_are_options_of_collect() -> None:
     }) == ["--ports", "5001,5201", "--netns", "a", "--netns", "b", "--schema", "tcp",
            "--no-existing", "--columns", "full", "--buffer-size", "2.5", "-4", "--pair", "1.2",
            "-L", "7,8"]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["port", "output", "ready_fd", "top", "command"])
-def test_other_keyword_arguments_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=name):
-        arguments_of({name: 1})
 
 
 def test_every_run_imports_only_the_plugin() -> None:
@@ -90,16 +83,6 @@ def test_ports_choose_among_what_another_capture_has() -> None:
         ({"D": "1,6-7"}, [0, 1, 1, 1]), ({"L": "3", "remote_ports": 5}, [1, 0, 1, 0]),
     ):  # fmt: skip
         assert choice_of_ports(options, False)(table).tolist() == kept, options
-
-
-def test_the_page_on_ci_shows_the_example() -> None:
-    docs = Path(__file__).parents[2] / "docs"
-    page = (docs / "ci.md").read_text()
-    (shown,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    lines = set((docs / "examples" / "ci" / "test_cwnd.py").read_text().splitlines())
-    assert {line for line in shown.splitlines() if not line.startswith("def ")} <= lines
-    for name in re.findall(r"\(examples/([^)]*)\)", page):
-        assert (docs / "examples" / name).exists()
 
 
 @pytest.fixture(scope="module")
@@ -196,45 +179,6 @@ def test_what_is_wrong_with_a_baseline_is_told_before_the_tests(
         assert found.ret == pytest.ExitCode.USAGE_ERROR
         found.stderr.fnmatch_lines([f"ERROR: --tcpkmon-baseline: *{told}"])
         found.stdout.no_fnmatch_line("*it ran*")
-
-
-def test_a_baseline_is_where_pytest_was_started(pytester: pytest.Pytester) -> None:
-    """A test that works in another folder still finds it. The marker's name is passed on."""
-    pytester.makepyfile("""
-        import os, pytest
-        from tcpkmon.collector.testing.captures import Captures
-        from contextlib import nullcontext
-
-        class Made:
-            def capture(self, name, **options):
-                assert (name, options) == ("up", {"ports": [1]})
-                return nullcontext()
-
-        @pytest.fixture
-        def elsewhere(tmp_path, monkeypatch):
-            monkeypatch.chdir(tmp_path)
-
-        def test_it(elsewhere, tcpkmon):
-            assert tcpkmon._baseline._path.exists()
-
-        @pytest.mark.tcpkmon("up", ports=[1])
-        def test_marked(request):
-            pass
-
-        @pytest.fixture(autouse=True)
-        def made(request, tcpkmon):
-            from tcpkmon.collector.testing.plugin import _MADE
-            request.node.stash[_MADE] = Made()
-    """)
-    Path(pytester.path, "base.json").write_text('{"tests": {}}')
-    words = ("-p", "no:cacheprovider", "--tcpkmon-baseline", "base.json")
-    pytester.runpytest_inprocess(*words).assert_outcomes(passed=2)
-
-
-def test_a_tolerance_of_nothing_is_a_mistake(path: Path, tmp_path: Path) -> None:
-    capture = Captured(path, "run", Baseline(tmp_path / "base.json", "one", True))
-    with pytest.raises(ValueError, match="not compared: godput"):
-        capture.baseline("goodput", tolerance={"goodput": 1, "godput": 1})
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from tcpkmon.collector.metrics.connections import Connections
 from tcpkmon.collector.plan.columns import choose_columns, load_schema, locations_of, make_layout
 from tcpkmon.collector.session.differences import Found, find_differences
 from tcpkmon.collector.session.reconciling import LISTED, REST_NS, Reconciling
-from tcpkmon.formats.base import facts
 from tcpkmon.formats.base.changes import ChangeKind
 from tcpkmon.formats.base.control import Change
 from tcpkmon.formats.base.reconciled import Reconciled, What
@@ -147,12 +146,6 @@ def test_a_change_of_what_is_recorded_ends_the_comparison(tmp_path: Path, kind: 
     maker.stream.changed([Change(kind, 5, 1, 2, 1, 0)])
     assert maker.stream.altered is (kind not in (ChangeKind.RING, ChangeKind.LOW_WATER))
     maker.close()
-
-
-def test_the_entry_keeps_its_numbers() -> None:
-    entry = Reconciled(1, What.BYTES_ACKED, 2**40, 5, 2**63, 5 << 16 | 6)
-    stored = facts.decode(entry.callvalue(), Reconciled.location, entry.words())
-    assert stored == entry
 
 
 def verify(folder: Path, *entries: Reconciled) -> Any:

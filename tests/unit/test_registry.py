@@ -5,25 +5,17 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import tcpkmon
 from tcpkmon.collector.commands.tcpkmon import command as tcpkmon_command
-from tcpkmon.formats import registry
 from tcpkmon.formats.base.cli import run
-from tcpkmon.formats.base.errors import FileError, UsageError
 from tcpkmon.formats.commands.pmgraph import command as pmgraph
-from tcpkmon.formats.export.forms import FORMS
 from tcpkmon.formats.klogger.logs import Logs
-from tcpkmon.formats.psc import tables
-from tcpkmon.formats.psc.reader import Capture, open_capture
-from tcpkmon.formats.registry import FILE_FORMATS, FileFormat, format_of
-from tcpkmon.formats.verify import Report
+from tcpkmon.formats.psc.reader import Capture
+from tcpkmon.formats.registry import format_of
 from tests.unit.klogger_samples import LogMaker
 from tests.unit.pmgraph_capture import Builder, sawtooth
 
@@ -95,20 +87,6 @@ def test_losses_of_a_log_are_known_before_it_was_read(tmp_path: Path) -> None:
     assert tool("export", path, "-o", tmp_path / "x.csv") == 3
 
 
-def test_tables_are_valid_as_long_as_they_are_kept(
-    capture: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tables, "ROWS", 2)
-    with open_capture(capture) as reader:
-        wanted = reader.column("seq_no")[~reader.control()].tolist()
-        pieces = list(reader.tables())
-        kept = [number for piece in pieces for number in piece["SNAPSHOT"]["seq_no"].to_pylist()]
-    assert kept == wanted and len(pieces) > 2
-    with tcpkmon.open(folder) as logs:
-        pids = [pid for piece in logs.tables() for pid in piece["SCHEDOUT"]["pid"].to_pylist()]
-    assert pids == [2, 10] * 5
-
-
 @pytest.mark.parametrize("form", ["csv", "json", "perl"])
 def test_export_of_logs_is_what_decode_prints(
     form: str, folder: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
@@ -124,23 +102,6 @@ def test_export_of_logs_is_what_decode_prints(
         out = tmp_path / f"x.{len(source)}"
         assert tool("export", "--format", form, file, "-o", out) == 0
         assert out.read_bytes() == wanted
-
-
-def test_tables_of_logs_are_a_folder(folder: Path, tmp_path: Path) -> None:
-    from pyarrow import parquet
-
-    decoded, exported, arrow = (tmp_path / name for name in ("decoded", "exported", "arrow"))
-    assert tool("decode", "--merge", "--format=parquet", *folder.iterdir(), "-o", decoded) == 0
-    assert tool("export", "--format=parquet", folder, "-o", exported) == 0
-    assert tool("export", "--format=arrow", folder, "-o", arrow) == 0
-    names = sorted(path.stem for path in decoded.iterdir())
-    assert "SCHEDOUT" in names
-    assert names == sorted(p.stem for p in exported.iterdir()) == sorted(
-        p.stem for p in arrow.iterdir()
-    )  # fmt: skip
-    table = parquet.read_table(exported / "SCHEDOUT.parquet")
-    assert table["pid"].to_pylist() == [2, 10] * 5
-    assert pyarrow.ipc.open_file(arrow / "SCHEDOUT.arrow").read_all().equals(table)
 
 
 @pytest.mark.parametrize(
@@ -163,63 +124,6 @@ def test_what_logs_lack_is_said(
     assert tool("export", folder, *arguments) == 2
     assert what in capfd.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs"]
-
-
-def test_perl_is_not_for_psc(capture: Path, tmp_path: Path) -> None:
-    with tcpkmon.open(capture) as reader, pytest.raises(UsageError, match="Klogger logs"):
-        FORMS["perl"](reader, tmp_path / "x.pl", False)
-    assert not (tmp_path / "x.pl").exists()
-
-
-def test_what_is_there_stays(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.write_text("mine")
-    assert tool("export", folder, "--format", "csv", "-o", out) == 1
-    assert out.read_text() == "mine"
-    log = folder / "kernlog.dump.cpu2"
-    before = log.read_bytes()
-    assert tool("export", log, "--format", "csv", "-o", log, "--force") == 2
-    assert log.read_bytes() == before
-
-
-def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="No such file"):
-        tcpkmon.open(tmp_path / "none")
-    with pytest.raises(FileError, match="no Klogger log in"):
-        tcpkmon.open(tmp_path)
-    with pytest.raises(FileError, match="not a regular file"):
-        tcpkmon.open("/dev/null")
-    with pytest.raises(FileError, match="null"):
-        tcpkmon.open("a\0b")
-
-
-def test_another_format_is_one_entry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[tuple[str, ...]] = []
-
-    def note(what: str, result: object) -> Callable[..., object]:
-        return lambda *paths: asked.append((what, *map(str, paths))) or result
-
-    report = Report("third")
-    third = FileFormat(
-        "third",
-        lambda path, head: head.startswith(b"THIRD"),
-        note("open", "a reader"),  # type: ignore[arg-type]
-        note("verify", [report]),  # type: ignore[arg-type]
-        note("repair", ("done", report)),  # type: ignore[arg-type]
-        "a file of a third format",
-        "its own viewer",
-    )
-    monkeypatch.setattr(registry, "FILE_FORMATS", {"third": third, **FILE_FORMATS})
-    path = tmp_path / "x"
-    path.write_bytes(b"THIRD format")
-    assert tcpkmon.open(path) == "a reader"
-    assert tool("verify", path) == 0
-    assert tool("repair", path, "-o", tmp_path / "y") == 0
-    assert asked == [("open", str(path)), ("verify", str(path)), ("repair", str(path),
-                                                                  str(tmp_path / "y"))]  # fmt: skip
-    assert "done" in capfd.readouterr().err
 
 
 def test_a_file_that_may_not_be_read_is_no_wrong_usage(
@@ -246,35 +150,19 @@ def test_a_link_to_itself_is_no_capture(
     assert "Too many levels of symbolic links" in said and "Traceback" not in said
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_not_waited_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    code = (
-        "from tcpkmon.formats.base.cli import run; import {0}; "
-        f"run({{0}}.command, [{str(pipe)!r}])"
-    )
-    for module in ("tcpkmon.formats.commands.why", "tcpkmon.formats.commands.connections"):
-        done = subprocess.run(
-            [sys.executable, "-c", code.format(module)],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert "not a regular file" in done.stderr
-
-
-def test_pmgraph_names_a_folder_of_logs(
-    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert run(pmgraph, [str(folder), "-T"], prog="pmgraph") == 1
-    assert "is a Klogger log, not a PSC file; use tcpkmon decode" in capfd.readouterr().err
-    (tmp_path / "empty").mkdir()
-    assert run(pmgraph, [str(tmp_path / "empty"), "-T"], prog="pmgraph") == 1
-    assert "no segment in it ends in .pm" in capfd.readouterr().err
+    for name in ("why", "connections"):
+        assert tool(name, pipe) == 1
+        assert "not a regular file" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("data", "what"),
     [
-        ("# Grüße\n\nA README.\n".encode() * 40, "plain text"),
         (b'{"a": 1}', "plain text"),
         (b"\x7fELF\2\1\1", "a program"),
         (b"\x1f\x8b\x08\0abc", "compressed by gzip"),
@@ -291,12 +179,3 @@ def test_what_is_no_capture_is_said_first(
     path.write_bytes(b"\0\1\0\x08abcdefgh")  # the beginning of one
     assert run(pmgraph, [str(path), "-T"], prog="pmgraph") == 5
     assert "the file is damaged, or not a PSC file" in capfd.readouterr().err
-
-
-def test_pmgraph_names_what_is_no_psc_file(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    log = folder / "kernlog.dump.cpu2"
-    assert run(pmgraph, [str(log), "-T"], prog="pmgraph") == 1
-    said = capfd.readouterr().err
-    assert said == f"pmgraph: {log} is a Klogger log, not a PSC file; use tcpkmon decode\n"

@@ -15,11 +15,11 @@ import pytest
 import tcpkmon
 from tcpkmon.formats.base import control
 from tcpkmon.formats.base.errors import DamagedError, FileError, UsageError
-from tcpkmon.formats.psc.header import KIND_SCHEMA, encode_header
+from tcpkmon.formats.psc.header import encode_header
 from tcpkmon.formats.verify import verify_file
 from tcpkmon.formats.verify.mending import Repair
-from tcpkmon.formats.verify.psc.clean import increasing
 from tcpkmon.formats.verify.psc.repair import repair_file
+from tests.full import IS_FULL
 from tests.unit.captures import (
     FURTHER,
     CaptureBuilder,
@@ -72,15 +72,6 @@ def test_a_cut_entry_is_left_out_and_the_end_marked(tmp_path: Path) -> None:
     assert end.entries == len(build.rows) - 1
 
 
-def test_a_crash_keeps_its_unknown_tail(tmp_path: Path) -> None:
-    build = clean_capture()
-    array = build.array()
-    result = repair(build, tmp_path, array[: find(array, control.Checkpoint, 1) - 2])
-    assert result.report.exit_code == 3
-    assert result.report.tail_unknown
-    assert isinstance(last_entry(tmp_path / "new.pm"), control.End)
-
-
 @pytest.mark.parametrize("further", [FURTHER, {}, {"seq": 8}, {"serial": 8, "cpu": 2}], ids=str)
 @pytest.mark.parametrize("big_endian", [False, True])
 def test_one_nonsense_entry_is_counted(
@@ -107,7 +98,7 @@ def test_one_nonsense_entry_is_counted(
 def test_any_entry_may_be_nonsense(tmp_path: Path) -> None:
     """Whatever stood there, the new file is sound."""
     build = full_capture()
-    for at in range(len(build.rows)):
+    for at in range(0, len(build.rows), 1 if IS_FULL else 5):
         array = build.array()
         array.view(f"V{build.entry_size}")[at] = b"\x00" * build.entry_size
         result = repair(build, tmp_path, array)
@@ -115,7 +106,7 @@ def test_any_entry_may_be_nonsense(tmp_path: Path) -> None:
         assert result.dropped == 1, at
 
 
-@pytest.mark.parametrize("at", range(0, 120, 7))
+@pytest.mark.parametrize("at", range(0, 120, 7 if IS_FULL else 31))
 @pytest.mark.parametrize("column", ["seq", "seq_no", "location", "time_ns", "tv_sec"])
 @pytest.mark.parametrize("bit", [0, 5, 31])
 def test_a_flipped_bit_of_an_entry(at: int, column: str, bit: int, tmp_path: Path) -> None:
@@ -183,33 +174,7 @@ def test_a_file_of_2000_loses_only_its_cut_entry(tmp_path: Path) -> None:
     assert (tmp_path / "new.pm").read_bytes() == whole
 
 
-def test_strays_in_a_row_of_numbers() -> None:
-    def kept(*numbers: int, previous: int = 0) -> list[int]:
-        return [numbers[at] for at in increasing(np.array(numbers, np.uint64), previous)]
-
-    assert kept(1, 2, 3) == [1, 2, 3]
-    assert kept(1, 2, 900, 3, 4) == [1, 2, 3, 4]
-    assert kept(10, 11, 2, 13) == [10, 11, 13]
-    assert kept(900, 2, 3) == [2, 3]
-    assert kept(5, 6, 6, 7) == [5, 6, 7]
-    assert kept(1, 2, 3, previous=2) == [3]
-    assert kept(1, 900, 901, 902, 5) == [1, 900, 901, 902]
-    assert kept() == []
-
-
 # The new file.
-
-
-def test_what_it_says_names_no_scratch_file(tmp_path: Path) -> None:
-    build = clean_capture()
-    header = build.header()
-    header.extras[KIND_SCHEMA] = [b"enum {"]
-    path, out = tmp_path / "old.pm", tmp_path / "new.pm"
-    path.write_bytes(encode_header(header) + build.array().tobytes())
-    report = repair_file(path, out).report
-    assert report.path == str(out)
-    assert any("the schema in the header cannot be read: schema:1:" in it for it in report.notes)
-    assert not any("/proc/" in it for it in report.notes)
 
 
 def test_the_output_is_new_private_and_never_a_link(tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ def test_nothing_can_be_sent_from_the_page(page: Any) -> None:
     assert any("Content Security Policy" in one["message"] for one in page.get_log("browser"))
 
 
+@pytest.mark.full
 def test_the_table_sorts_and_searches(page: Any) -> None:
     head = page.find_elements("css selector", "#connections th button")
     port = next(n for n, one in enumerate(head) if one.text == "lport")
@@ -128,31 +129,7 @@ def test_the_table_sorts_and_searches(page: Any) -> None:
     assert [row[port] for row in rows(page)] == ["5002"]
 
 
-def test_another_connection_by_keyboard(page: Any) -> None:
-    from selenium.webdriver.common.keys import Keys
-
-    before = page.find_element("id", "which").text
-    lines = page.find_elements("css selector", "#connections tr.drawn")
-    assert len(lines) == 2
-    lines[1].send_keys(Keys.ENTER)
-    assert page.find_element("id", "which").text != before
-
-
-def test_all_graphs_zoom_together(page: Any) -> None:
-    from selenium.webdriver.common.action_chains import ActionChains
-
-    before = ticks(page)
-    over = page.find_element("css selector", ".u-over")
-    chain = ActionChains(page).move_to_element_with_offset(over, -200, 0).click_and_hold()
-    chain.move_by_offset(300, 0).release().perform()
-    page.execute_async_script("requestAnimationFrame(arguments[0])")
-    zoomed = ticks(page)
-    assert all(a != b for a, b in zip(before, zoomed, strict=True))
-    key(page, "ArrowRight", shift=True)
-    page.execute_async_script("requestAnimationFrame(arguments[0])")
-    assert all(a != b for a, b in zip(zoomed, ticks(page), strict=True))
-
-
+@pytest.mark.full
 def test_the_value_under_the_cursor_is_that_of_the_record(page: Any, capture: Path) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
 
@@ -183,31 +160,7 @@ def test_a_gap_says_not_known(page: Any) -> None:
     raise AssertionError("no gap under the cursor")
 
 
-def test_the_host_along_time(browser: Any, host: Path) -> None:
-    """A log without connections: rows, by keyboard; what was lost is not known."""
-    path = host.with_name("host.html")
-    with tcpkmon.open(host) as reader:
-        path.write_text(make_page(collect([host], reader)), encoding="utf-8")
-    browser.get_log("browser")
-    browser.get(path.as_uri())
-    told = browser.execute_script(
-        "const found = [];"
-        "for (let n = 0; n < 201; n++) {"
-        "  document.getElementById('plots').dispatchEvent(new KeyboardEvent('keydown',"
-        "    {key: 'ArrowRight'}));"
-        "  found.push(...document.getElementById('values').textContent.split(' · ').slice(2)); }"
-        "return found;"
-    )
-    assert set(told) == {
-        "CPU 0: NOT KNOWN", "CPU 1: woken (8) (0.5 us)", "page-ins: woken (0.1 us)"
-    }  # fmt: skip
-    before = ticks(browser)
-    key(browser, "+")
-    browser.execute_async_script("requestAnimationFrame(arguments[0])")
-    assert len(before) == 1 and ticks(browser) != before
-    assert browser.get_log("browser") == []
-
-
+@pytest.mark.full
 def test_rows_of_the_host_follow_the_graphs(browser: Any, host: Path) -> None:
     """Both on one axis: zoomed together, one crosshair, the values of both."""
     from selenium.webdriver.common.action_chains import ActionChains

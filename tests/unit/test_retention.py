@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -21,9 +19,6 @@ from tcpkmon.collector.session.retention import Retention
 from tcpkmon.formats.base.segments import find_segments, name_segment, parse_name
 from tcpkmon.formats.registry import format_of
 from tests.unit.makers import index_of, make
-from tests.unit.test_lasting import worker_of
-
-BIG = Rotation(every_s=1)
 
 
 @pytest.fixture
@@ -41,15 +36,6 @@ def retained(folder: Path, rotation: Rotation, **more: object) -> list[int]:
     finally:
         os.close(fd)
     return [segment.number for segment in find_segments(folder)]
-
-
-def test_by_count(folder: Path) -> None:
-    assert retained(folder, Rotation(every_s=1, keep_files=4)) == [3, 4, 5, 6]
-    gone = [line for line in index_of(folder) if line["what"] == "deleted"]
-    found = [(line["number"], line["why"]) for line in gone]
-    assert found == [(1, "keep-files"), (2, "keep-files")]
-    *_, chain = format_of(folder).verify(folder)
-    assert chain.exit_code == 0, chain.problems
 
 
 def test_by_size_and_age_and_free_space(folder: Path) -> None:
@@ -164,19 +150,6 @@ def test_archives_that_were_deleted_are_not_missing(folder: Path) -> None:
     assert chain.exit_code == 0, chain.problems
 
 
-def test_an_index_of_months(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was sealed last is known, and of the rest nothing is kept in memory."""
-    lines = [{"what": "sealed", "name": name_segment("a", n, n, ".pm")} for n in range(2000)]
-    index = folder / "index.jsonl"
-    index.write_text("".join(json.dumps(one) + "\n" for one in lines) + index.read_text())
-    monkeypatch.setattr("tcpkmon.formats.base.segments.MOST_INDEX_BYTES", 8192)
-    fd = os.open(folder, os.O_RDONLY)
-    retention = Retention(Rotation(every_s=1, keep_files=4), fd)
-    assert len(retention.apply()) == 2
-    assert len(retention._own) == 4
-    os.close(fd)
-
-
 def test_an_index_that_is_read_in_part_proves_the_rest(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,32 +161,3 @@ def test_an_index_that_is_read_in_part_proves_the_rest(
     assert size > 1000 and chain.exit_code == 0, chain.problems
     next(folder.glob("*-000005.pm")).unlink()
     assert format_of(folder).verify(folder)[-1].exit_code == 5
-
-
-def test_a_command_that_hangs_does_not_keep_old_segments(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stderr", sys.__stderr__)  # the keeper has descriptor 2 alone
-    code = "import time; time.sleep(3)"
-    rotation = Rotation(every_s=1, keep_files=3, on_rotate=(sys.executable, "-c", code))
-    fd = os.open(folder, os.O_RDONLY)
-    keeper = Keeper(rotation, fd, str(folder), None, lambda: True)
-    hanging = keeper._processes[0]._pid, worker_of(keeper._processes[0])
-    last = max(folder.glob("*.pm"))
-    until_s = time.monotonic() + 8
-    for _ in range(200):  # of 400,000 bytes, which no pipe holds
-        keeper.sealed("x" * 2000)
-        time.sleep(0.005)
-    new = folder / last.name.replace("-000006", "-000007")
-    shutil.copy(last, new)
-    while time.monotonic() < until_s and folder / last.name.replace("6.pm", "4.pm") in set(
-        folder.iterdir()
-    ):
-        keeper.sealed(new.name)
-        time.sleep(0.01)
-    keeper.close()
-    for process in hanging:  # else it runs the command 200 times
-        os.kill(process, signal.SIGKILL)
-    os.waitpid(hanging[0], 0)
-    os.close(fd)
-    assert [one.number for one in find_segments(folder)] == [5, 6, 7]

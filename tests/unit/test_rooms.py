@@ -83,6 +83,11 @@ SOURCES = {dotted(path): path for package in ROOMS for path in modules(package)}
 
 
 @lru_cache(None)
+def tree_of(name: str) -> ast.Module:
+    return ast.parse(SOURCES[name].read_text(encoding="utf-8"))
+
+
+@lru_cache(None)
 def imports(name: str) -> frozenset[str]:
     """What a module of SOURCES imports anywhere, inside functions too: modules and packages.
 
@@ -90,7 +95,7 @@ def imports(name: str) -> frozenset[str]:
     Ours are named without tcpkmon, as their files are.
     """
     found: set[str] = set()
-    for node in ast.walk(ast.parse(SOURCES[name].read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(name)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -181,7 +186,7 @@ def test_a_room_is_entered_by_its_front() -> None:
 @lru_cache
 def front(room: str) -> frozenset[str]:
     """What a room's __init__ names in __all__."""
-    for node in ast.parse(SOURCES[room].read_text(encoding="utf-8")).body:
+    for node in tree_of(room).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return frozenset(ast.literal_eval(node.value))
     raise AssertionError(f"{room} has no __all__")
@@ -190,12 +195,12 @@ def front(room: str) -> frozenset[str]:
 @pytest.mark.parametrize("room", sorted({room_of(name) for name in SOURCES if "." in name}))
 def test_a_room_says_what_it_is_for(room: str) -> None:
     if SOURCES[room].name == "__init__.py":
-        doc = ast.get_docstring(ast.parse(SOURCES[room].read_text(encoding="utf-8")))
+        doc = ast.get_docstring(tree_of(room))
         assert doc and doc.partition("\n\n")[0].endswith(".")
         names = {name.rpartition(".")[2] for name in SOURCES if name.startswith(f"{room}.")}
         defined = {
             alias.asname or alias.name
-            for node in ast.parse(SOURCES[room].read_text(encoding="utf-8")).body
+            for node in tree_of(room).body
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         }
@@ -252,20 +257,6 @@ def test_formats_needs_neither_the_collector_nor_the_kernel() -> None:
             assert not packages(name) & {"collector", "bcc", "pyroute2", "tests"}, name
 
 
-def test_only_one_module_imports_bcc() -> None:
-    importers = {name for name in SOURCES if "bcc" in packages(name)}
-    assert importers == {"collector.loader.bcc_child"}
-
-
-FLOORS = {
-    "scripts": (("benchmark", "vm", "kernels", "docs"), ("markdown",)),
-    "tests.truth": (
-        ("__main__",), ("drill", "requests", "soak"), ("conform",), ("why",), ("base",),
-    ),
-}
-"""What is beside the product: its rooms, top floor first."""
-
-
 def used_by(path: Path) -> set[str]:
     """The modules that a file of scripts or tests imports anywhere."""
     found = set()
@@ -287,33 +278,10 @@ def test_scripts_run_tests_and_import_none() -> None:
         assert not [one for one in used_by(path) if one.startswith("tests")], path
 
 
-@pytest.mark.parametrize("house", FLOORS)
-def test_imports_run_downwards_beside_the_product(house: str) -> None:
-    floor = {f"{house}.{room}": n for n, tier in enumerate(FLOORS[house]) for room in tier}
-    depth = len(house.split(".")) + 1
-
-    def room_in(name: str) -> str:
-        return ".".join(name.split(".")[:depth])
-
-    paths = modules(house.replace(".", "/"))
-    assert len(paths) > 10
-    upwards = [
-        f"{name} imports {each}"
-        for path in paths
-        if (name := dotted(path)) != house
-        for each in used_by(path)
-        if room_in(each) in floor
-        and room_in(each) != room_in(name)
-        and floor[room_in(each)] <= floor[room_in(name)]
-    ]
-    assert not upwards
-
-
-@pytest.mark.parametrize("room", ["collector", "formats"])
-def test_modules_say_where_they_stand(room: str) -> None:
-    for path in modules(room):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        assert ast.get_docstring(tree) or not tree.body, f"{path} has no docstring"
+def test_modules_say_where_they_stand() -> None:
+    for name in SOURCES:
+        tree = tree_of(name)
+        assert ast.get_docstring(tree) or not tree.body, f"{name} has no docstring"
 
 
 def test_every_file_names_its_licence() -> None:

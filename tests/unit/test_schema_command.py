@@ -91,12 +91,6 @@ def test_check_takes_a_declaration_alone(folder: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr() == ("mine: 4 events, 1 of them switched off by levels\n", "")
 
 
-def test_check_names_what_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert schema("check", "tpc") == 2
-    assert "unknown schema 'tpc' (did you mean 'tcp'?)" in capsys.readouterr().err
-    assert schema("check") == 2
-
-
 def test_show_is_a_schema_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert schema("show", folder) == 0
     out, _ = capsys.readouterr()

@@ -7,21 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tcpkmon.formats.base.errors import FileError, SchemaError, UsageError
+from tcpkmon.formats.base.errors import SchemaError
 from tcpkmon.formats.schema import (
-    Arch,
-    Enum,
     Event,
     Field,
     LogLevel,
-    Schema,
     enabled_events,
     field_type,
     format_schema,
     load,
     parse,
 )
-from tcpkmon.formats.schema.model import Include, Member, Omit
 from tests.unit.schema_texts import HOWTO_LEVELS
 
 SCHEMATA = Path(__file__).resolve().parents[2] / "bpf" / "schemata"
@@ -31,20 +27,10 @@ def names(events: tuple[Event, ...]) -> list[str]:
     return [event.name for event in events]
 
 
-def test_howto_event_without_semicolons() -> None:
-    schema = parse("event SCHEDOUT {\n    int pid\n    ulonglong l2_cache_misses_user\n}")
-    fields = (Field("pid", "int"), Field("l2_cache_misses_user", "ulonglong"))
-    assert schema == Schema(events=(Event("SCHEDOUT", fields),))
-
-
 @pytest.mark.parametrize("separator", [";", ",", " ", "\n", " ;\n"])
 def test_separators_of_fields(separator: str) -> None:
     schema = parse(f"event A {{ int a{separator} long b{separator} }}")
     assert schema.events[0].fields == (Field("a", "int"), Field("b", "long"))
-
-
-def test_event_without_fields() -> None:
-    assert parse("event A {} event B { };").events == (Event("A"), Event("B"))
 
 
 def test_groups_of_fields_are_in_the_events() -> None:
@@ -68,15 +54,6 @@ def test_groups_of_fields_are_in_the_events() -> None:
     text = format_schema(schema)
     assert "fields" not in text
     assert parse(text) == schema
-
-
-def test_a_group_of_fields_of_an_earlier_file(tmp_path: Path) -> None:
-    one, two = tmp_path / "one.conf", tmp_path / "two.conf"
-    one.write_text("fields who { int tid }")
-    two.write_text("event A { fields who }")
-    assert load([one, two]).events == (Event("A", (Field("tid", "int"),)),)
-    with pytest.raises(SchemaError, match=r"two\.conf:1:18: expected the name of fields"):
-        load([two, one])
 
 
 def test_howto_enum_values() -> None:
@@ -121,22 +98,6 @@ def test_types(kind: str, width: int, signed: bool, c_type: str, dtype: str) -> 
     assert found.kind == expected
 
 
-def test_field_type_unknown() -> None:
-    with pytest.raises(UsageError, match=r"did you mean 'uint'"):
-        field_type(Schema(), Field("x", "u32"))
-
-
-def test_howto_levels() -> None:
-    schema = parse(HOWTO_LEVELS)
-    assert schema.using == ("two",)
-    assert schema.loglevels == (
-        LogLevel("one", (Event("ONE_DO"), Event("ONE_SIMPLE"))),
-        LogLevel("two", (Include("one"), Omit("ONE_SIMPLE"), Event("TWO_DETAILED"))),
-    )
-    assert names(schema.events) == ["ONE_DO", "ONE_SIMPLE", "TWO_DETAILED"]
-    assert names(enabled_events(schema)) == ["ONE_DO", "TWO_DETAILED"]
-
-
 @pytest.mark.parametrize(
     ("using", "enabled"),
     [
@@ -160,84 +121,6 @@ def test_levels_in_use(using: str, enabled: list[str]) -> None:
     assert sorted(found) == sorted(enabled)
 
 
-def test_level_through_two_ways() -> None:
-    text = """
-        using top
-        loglevel base < event A { } event B { } >
-        loglevel left < include base omit A >
-        loglevel right < include base omit B >
-        loglevel top < include left, right >
-    """
-    assert names(enabled_events(parse(text))) == ["A", "B"]
-
-
-def test_deep_levels() -> None:
-    levels = [f"loglevel l{n} < include l{n + 1} >" for n in range(3000)]
-    text = "\n".join(["using l0", *levels, "loglevel l3000 < event A { } >", "event B { }"])
-    assert names(enabled_events(parse(text))) == ["A", "B"]
-
-
-def test_arch() -> None:
-    schema = parse("arch PentiumIV {\n counter1 l2_cache_misses_user;\n counter2 itlb_miss\n}")
-    counters = (("counter1", "l2_cache_misses_user"), ("counter2", "itlb_miss"))
-    assert schema.arches == (Arch("PentiumIV", counters),)
-
-
-def test_comments_behind_and_above() -> None:
-    schema = parse("""# A licence, not documentation.
-
-// What A is,  in
-// two lines. @always
-event A {  // and behind
-    // above
-    uint a;  // behind [bytes] @one
-    /* in a
-     * block [us] */
-    int b;
-    int c /* between */ ; // end
-    long d;
-
-    // stands alone
-
-    long e;  // goes on
-             // below
-    // not below
-    long f;
-} // nothing
-enum colour { // colours [raw]
-    RED,   // like blood @warm
-    // as
-    // the sky
-    BLUE
-}
-// a level
-loglevel one <
-    // a dot
-    event B { int x; /* X */ int y; /* Y */ } // dotted
->
-""")
-    event = schema.event("A")
-    assert (event.doc, event.tags) == (
-        "What A is, in\ntwo lines.\nand behind",
-        frozenset({"always"}),
-    )
-    assert [(field.name, field.doc, field.unit, set(field.tags)) for field in event.fields] == [
-        ("a", "above\nbehind", "bytes", {"one"}),
-        ("b", "in a\nblock", "us", set()),
-        ("c", "between\nend", "", set()),
-        ("d", "", "", set()),
-        ("e", "goes on\nbelow", "", set()),
-        ("f", "not below", "", set()),
-    ]
-    red = Member("RED", 0, "like blood", frozenset({"warm"}))
-    blue = Member("BLUE", 1, "as\nthe sky")
-    assert schema.enums == (Enum("colour", (red, blue), "colours [raw]"),)
-    assert schema.loglevels[0].doc == "a level"
-    dotted = schema.event("B")
-    assert dotted.doc == "a dot\ndotted"
-    assert [field.doc for field in dotted.fields] == ["X", "Y"]
-
-
 @pytest.mark.parametrize(
     ("comment", "doc", "unit", "tags"),
     [
@@ -256,28 +139,10 @@ def test_unit_and_tags(comment: str, doc: str, unit: str, tags: set[str]) -> Non
     assert field.tags == tags
 
 
-def test_positions() -> None:
-    schema = parse("\n  event A {\n    int x\n}\nenum B { C }", "some.conf")
-    event = schema.event("A")
-    assert (event.position.file, event.position.line, event.position.column) == ("some.conf", 2, 9)
-    assert (event.fields[0].position.line, event.fields[0].position.column) == (3, 5)
-    assert (schema.enum("B").position.line, schema.enum("B").position.column) == (5, 6)
-
-
 def test_carriage_returns_and_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "win.conf"
     path.write_bytes(b"\xef\xbb\xbfevent A {\r\n  int x // doc\r\n}\r\n")
     assert load([path]).events == (Event("A", (Field("x", "int", "doc"),)),)
-
-
-def test_lookup_suggests() -> None:
-    schema = parse("event SEND { int size } enum colour { RED }")
-    with pytest.raises(UsageError, match=r"unknown event 'SENT' \(did you mean 'SEND'\?\)"):
-        schema.event("SENT")
-    with pytest.raises(UsageError, match=r"unknown enum 'color'"):
-        schema.enum("color")
-    with pytest.raises(UsageError, match=r"unknown field of event 'SEND' 'sise'"):
-        schema.event("SEND").find_field("sise")
 
 
 def test_load_several(tmp_path: Path) -> None:
@@ -293,22 +158,6 @@ def test_load_several(tmp_path: Path) -> None:
     assert names(enabled_events(schema)) == ["START", "ONE_DO", "ONE_SIMPLE", "TWO_DETAILED", "E"]
     two = load(paths[:1] + paths[1:2])
     assert names(enabled_events(two)) == ["START", "ONE_DO", "TWO_DETAILED"]
-
-
-def test_load_tells_of_all_files(tmp_path: Path) -> None:
-    one, two, three = (tmp_path / name for name in ("z.conf", "y.conf", "x.conf"))
-    one.write_text("event A { nope x }\nevent A2 { int }\n")
-    two.write_text("event A { }\n")
-    three.write_bytes(b"event\n // \xff\n")
-    with pytest.raises(SchemaError) as caught:
-        load([one, two, three])
-    assert [str(problem).removeprefix(f"{tmp_path}/") for problem in caught.value.problems] == [
-        "z.conf:1:11: expected a type, found 'nope'",
-        "z.conf:2:16: expected a field name after 'int', found '}'",
-        f"y.conf:1:7: expected a new event name, found 'A' again (first at {one}:1); "
-        "record these schemata in a capture each",
-        "x.conf:2:5: expected text in UTF-8",
-    ]
 
 
 def test_shipped_schemata_can_be_loaded_together_but_two() -> None:
@@ -345,10 +194,3 @@ def test_arches_of_several_files_add_up(tmp_path: Path) -> None:
         "c.conf:3:11: expected counter3 for 'page_faults', found counter4"
         " (arch 'any' is at a.conf:1 too)",
     ]
-
-
-def test_load_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match=r"none\.conf: No such file or directory"):
-        load([tmp_path / "none.conf"])
-    with pytest.raises(FileError, match="Is a directory"):
-        load([tmp_path])

@@ -12,15 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tcpkmon.collector.linux.probe_kinds import KINDS
-from tcpkmon.collector.plan.schema_lint import check_probes, check_sources, read_checked
+from tcpkmon.collector.plan.schema_lint import check_probes, check_sources
 from tcpkmon.collector.plan.schema_sources import (
-    INCLUDES,
     Source,
     blank_comments,
     find_sources,
     shipped_names,
 )
-from tcpkmon.formats.base.errors import SchemaError
 from tcpkmon.formats.schema import Schema, load, parse
 
 CONF = """
@@ -93,13 +91,6 @@ def test_line_directives_tell_the_place() -> None:
     assert problems(commented)[0].startswith("s.bpf.c:4:2: ")
 
 
-def test_events_of_base_are_the_collectors() -> None:
-    schema = load([source.conf for source in find_sources([])])
-    assert problems(f'PROBE(p, "MARK", {WAYS})', schema) == [
-        "s.bpf.c:1:11: expected the name of an event, found unknown 'MARK'"
-    ]
-
-
 def test_probes_of_the_schema_tcp_name_locations_or_nothing() -> None:
     schema = load([source.conf for source in find_sources(["tcp"])])
     assert problems(f'PROBE(p, "RTO SYNRTO", {WAYS})', schema) == [
@@ -113,55 +104,6 @@ def write(folder: Path, conf: str, text: str, name: str = "mine") -> tuple[Sourc
     (folder / f"{name}.conf").write_text(conf)
     (folder / f"{name}.bpf.c").write_text(text)
     return find_sources([str(folder)], trusted_only=False)
-
-
-def test_all_mistakes_get_messages_at_once(tmp_path: Path) -> None:
-    sources = write(
-        tmp_path,
-        """using on
-enum how { FORK, EXEC = fast }
-event START {
-    u64 id;
-    hwo kind;
-}
-event STOP { int id; int id2 [3]; int why }
-loglevel one < include two >
-""",
-        """#include "klogger.h"
-#include "helper.h"
-PROBE(started, "START STRAT", "btf:sched_process_fork tp:fork") {
-    klogger(START, 1);
-}
-  PROBE(stopped, "STOP", "btf:sched_process_exit")
-PROBE(none, "", "kprobe:")
-""",
-    )
-    with pytest.raises(SchemaError) as caught:
-        read_checked(sources)
-    assert [str(problem).removeprefix(f"{tmp_path}/") for problem in caught.value.problems] == [
-        "mine.conf:1:7: expected the name of a log level, found unknown 'on' (did you mean 'one'?)",
-        "mine.conf:2:25: expected an integer after 'EXEC =', found 'fast'",
-        "mine.conf:4:5: expected a type, found 'u64' (did you mean 'ulonglong'?)",
-        "mine.conf:5:5: expected a type, found 'hwo' (did you mean 'how'?)",
-        "mine.conf:7:30: expected a type, found '['",
-        "mine.conf:8:24: expected the name of a log level, found unknown 'two'",
-        "mine.bpf.c:2:11: expected a header beside this file or of"
-        f" {INCLUDES}, found 'helper.h'",
-        "mine.bpf.c:3:23: expected the name of an event, found unknown 'STRAT'"
-        " (did you mean 'START'?)",
-        f"mine.bpf.c:3:55: expected a way to attach ({', '.join(KINDS)}), found"
-        " 'tp' (did you mean 'btf'?)",
-        f"mine.bpf.c:6:3: expected {FORM}",
-        "mine.bpf.c:7:13: expected the events that the probe logs, found none",
-        "mine.bpf.c:7:18: expected 'kprobe:TARGET', found 'kprobe:'",
-    ]
-
-
-def test_an_unreadable_declaration_makes_no_probe_a_mistake(tmp_path: Path) -> None:
-    sources = write(tmp_path, "", f'PROBE(p, "A", {WAYS})')
-    (tmp_path / "mine.conf").write_bytes(b"event A { int x }\xff")
-    found = check_sources(sources).problems
-    assert [problem.message for problem in found] == ["expected text in UTF-8"]
 
 
 def test_two_schemata_are_checked_together(tmp_path: Path) -> None:

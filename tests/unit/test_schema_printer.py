@@ -3,45 +3,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 
-from tcpkmon.formats.schema import Schema, enabled_events, format_schema, load, parse
-from tests.full import IS_FULL
-from tests.unit.schema_texts import HOWTO_LEVELS, renamed, schemata
+from tcpkmon.formats.schema import enabled_events, format_schema, load, parse
+from tests.unit.schema_texts import HOWTO_LEVELS
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@settings(max_examples=200 if IS_FULL else 40, deadline=None,
-          suppress_health_check=list(HealthCheck))  # fmt: skip
-@given(schemata())
-def test_any_schema_prints_and_parses_back(schema: Schema) -> None:
-    text = format_schema(schema)
-    again = parse(text)
-    assert again == schema
-    assert enabled_events(again) == enabled_events(schema)
-    assert format_schema(again) == text
-
-
-@settings(max_examples=60 if IS_FULL else 12, deadline=None,
-          suppress_health_check=list(HealthCheck))  # fmt: skip
-@given(schemata(), schemata())
-def test_any_two_files_together_print_and_parse_back(one: Schema, two: Schema) -> None:
-    both = [renamed(one, "A_"), renamed(two, "B_")]
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder, name) for name in ("a.conf", "b.conf")]
-        for path, schema in zip(paths, both, strict=True):
-            path.write_text(format_schema(schema), encoding="utf-8", newline="")
-        merged = load(paths)
-    assert merged.events == both[0].events + both[1].events
-    assert enabled_events(merged) == enabled_events(both[0]) + enabled_events(both[1])
-    again = parse(format_schema(merged))
-    assert again == merged
-    assert enabled_events(again) == enabled_events(merged)
 
 
 def test_howto_levels_print_and_parse_back() -> None:

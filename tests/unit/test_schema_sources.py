@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -171,14 +170,6 @@ def test_links_are_not_followed(mine: Path, part: str) -> None:
     assert len(find_sources([str(mine)], trusted_only=False)) == 2
 
 
-def test_a_shared_folder_above_is_fine_if_it_is_sticky(mine: Path) -> None:
-    mine.parent.chmod(0o1777)
-    assert len(find_sources([str(mine)])) == 2
-    mine.chmod(0o1777)
-    with pytest.raises(PrivilegeError, match="may be written by others"):
-        find_sources([str(mine)])
-
-
 def test_a_sticky_folder_is_shared_too_when_it_is_the_schemas_own(mine: Path) -> None:
     """Others could add a file of an included name there."""
     mine.chmod(0o1777)
@@ -309,12 +300,6 @@ def test_includes_are_put_in_place_once(tmp_path: Path) -> None:
     assert '#include "nowhere.h"' in text
 
 
-def test_the_engine_stands_first_even_if_nothing_includes_it(tmp_path: Path) -> None:
-    text = read_texts([source(write(tmp_path / "a.c", "alone"))])
-    assert text.startswith(f'#line 1 "{ENGINE}"\n{ENGINE.read_text()}')
-    assert places(text) == {"alone": f"{tmp_path}/a.c:1"}
-
-
 def test_a_quote_in_a_path_stays_in_its_string(tmp_path: Path) -> None:
     path = write(tmp_path / 'a"\\b' / "a.c", "alone")
     name = str(path).replace("\\", "\\\\").replace('"', '\\"')
@@ -351,16 +336,3 @@ def test_texts_that_are_none(tmp_path: Path) -> None:
     path.write_bytes(b" " * ((1 << 19) + 1))
     _, problems = paste_texts([source(path)])
     assert [problem.message for problem in problems] == ["expected at most 524288 characters"]
-
-
-@pytest.mark.parametrize("option", ["--help", "--nonsense"])
-def test_the_script_of_system_calls_writes_nothing_unasked(option: str) -> None:
-    root = Path(__file__).resolve().parents[2]
-    conf = root / "bpf/schemata/syscall.conf"
-    before = conf.stat().st_mtime_ns
-    done = subprocess.run(
-        [root / "scripts/syscalls", option], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == (0 if option == "--help" else 2)
-    assert "usage: syscalls" in done.stdout + done.stderr
-    assert conf.stat().st_mtime_ns == before

@@ -101,18 +101,6 @@ def test_a_segment_may_be_sealed_while_it_is_read(tmp_path: Path) -> None:
     assert look(part).header == header
 
 
-def test_a_killed_capture_leaves_a_segment_with_an_unknown_tail(tmp_path: Path) -> None:
-    maker = Maker(tmp_path / "out")
-    maker.records(10)
-    maker.rotate()
-    maker.records(10)
-    maker.checkpoint()
-    maker.stream._spool.close(10)  # without end()
-    first, second = (verify_file(path) for path in maker.paths)
-    assert first.exit_code == 0
-    assert second.exit_code == 3 and second.tail_unknown and not second.problems
-
-
 @both
 def test_an_event_that_is_off_is_off_in_the_next_segment(kind: type[Maker], tmp_path: Path) -> None:
     maker = kind(tmp_path / "out")

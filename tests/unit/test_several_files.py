@@ -14,7 +14,6 @@ import tcpkmon
 from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.commands.connections import command as connections
-from tcpkmon.formats.commands.decode import command as decode
 from tcpkmon.formats.commands.export import command as export
 from tcpkmon.formats.commands.pmgraph import command as pmgraph
 from tcpkmon.formats.commands.why import command as why
@@ -76,14 +75,6 @@ def test_export_takes_several(tmp_path: Path, capsysbinary: pytest.CaptureFixtur
         assert code == 2, "the output is one of the files"
 
 
-def test_pmgraph_takes_several(tmp_path: Path, capsysbinary: pytest.CaptureFixture) -> None:
-    paths = psc(tmp_path / "psc")
-    assert run(pmgraph, ["-T", str(tmp_path / "psc")], prog="pmgraph") == 0
-    whole = capsysbinary.readouterr().out
-    assert run(pmgraph, ["-T", *map(str, paths)], prog="pmgraph") == 0
-    assert capsysbinary.readouterr().out == whole and whole.count(b"\n") > 100
-
-
 @pytest.mark.parametrize("command", [why, connections])
 def test_connections_of_segments_are_one(
     tmp_path: Path, command: object, capsys: pytest.CaptureFixture[str]
@@ -101,11 +92,3 @@ def test_connections_of_segments_are_one(
     told = capsys.readouterr().out
     rows = json.loads(told)["connections"]
     assert len(rows) == 2
-
-
-def test_decode_takes_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = make_logs(tmp_path / "log", 3)
-    assert run(decode, [str(paths[2]), str(paths[1])], prog="decode") == 0
-    capsys.readouterr()
-    assert run(decode, [str(paths[2]), str(paths[0])], prog="decode") == 3
-    assert "segment 2 is missing" in capsys.readouterr().err

@@ -21,13 +21,11 @@ from tcpkmon.collector.session.retention import Retention
 from tcpkmon.collector.session.short_index import shorten
 from tcpkmon.collector.writer.own_files import append_line
 from tcpkmon.formats.anonymise.run import anonymise
-from tcpkmon.formats.base.segments import INDEX, NEW_INDEX, find_segments, name_segment, read_index
+from tcpkmon.formats.base.segments import INDEX, NEW_INDEX, find_segments, name_segment
 from tcpkmon.formats.psc.pieces import find_files
 from tcpkmon.formats.registry import format_of
 from tests.unit.makers import Maker, index_of, make
 from tests.unit.test_anonymise import who
-
-Lines = list[dict[str, Any]]
 
 
 @contextmanager
@@ -159,20 +157,6 @@ def test_a_copy_without_names_has_its_runs(folder: Path, tmp_path: Path) -> None
     assert "6 segment(s) were deleted, as index.jsonl says: 1-6" in notes
 
 
-def test_captures_without_a_segment_are_forgotten_at_last(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(short_index, "CAPTURES", 2)
-    for _ in range(5):
-        make(folder, segments=2, count=2)
-    retain(folder, 2)
-    before = verified(folder)
-    with opened(folder) as fd:
-        shorten(fd)
-    assert len(index_of(folder)) == 2 + 2
-    assert verified(folder)[0] == 0 == before[0]
-
-
 STEPS = ["open", "unlink", "fchmod", "fchown", "fsync", "rename"]
 
 
@@ -238,65 +222,6 @@ def test_a_line_that_is_added_meanwhile_stays(
         shorten(fd)
     assert len(index_of(folder)) == 5 and line in index_of(folder)
     assert verified(folder)[2] == [f"{line['name']} is missing"]
-
-
-def test_processes_that_add_lines_and_make_it_shorter_lose_none(folder: Path) -> None:
-    """Four add lines, two make it shorter; a reader always sees what was there."""
-    rounds = 150
-
-    def add(which: int) -> None:
-        fd = os.open(folder, os.O_RDONLY)
-        for number in range(1, rounds + 1):
-            name = name_segment(f"h{which}", number, number, ".pm")
-            line = {"capture": str(which), "name": name, "number": number, "what": "sealed"}
-            append_line(fd, line)
-            if number % 3:
-                append_line(fd, {**line, "what": "deleted"})
-
-    def shorten_often() -> None:
-        fd = os.open(folder, os.O_RDONLY)
-        until_s = time.monotonic() + 60
-        while not (folder / "done").exists() and time.monotonic() < until_s:
-            try:
-                shorten(fd)
-            except BlockingIOError:
-                continue
-
-    own = {line["number"] for line in index_of(folder) if line["what"] == "sealed"} - {*range(7)}
-    children = [spawn(lambda which=which: add(which)) for which in range(4)]
-    shorteners = [spawn(shorten_often) for _ in range(2)]
-    seen = []
-    while children:
-        lines, _ = read_index(folder)
-        found = [*lines]
-        assert own <= {line["number"] for line in found if line["what"] == "sealed"}
-        seen.append(len(found))
-        for child in children[:]:
-            if os.waitpid(child, os.WNOHANG)[0]:
-                children.remove(child)
-    (folder / "done").touch()
-    for child in shorteners:
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    with opened(folder) as fd:
-        shorten(fd)
-    for which in range(4):
-        mine = [line for line in index_of(folder) if line["capture"] == str(which)]
-        sealed = {line["number"] for line in mine if line["what"] == "sealed"}
-        deleted = [line for line in mine if line["what"] == "deleted"]
-        assert sealed == {*range(3, rounds + 1, 3)}
-        assert len(deleted) == rounds // 3
-    assert max(seen) > 10
-
-
-def spawn(run: Callable[[], None]) -> int:
-    child = os.fork()
-    if child:
-        return child
-    try:
-        run()
-        os._exit(0)
-    finally:
-        os._exit(1)
 
 
 def test_another_process_made_it_shorter(folder: Path) -> None:

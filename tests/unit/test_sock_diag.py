@@ -4,7 +4,6 @@ one by one, of any length and order; the filters."""
 
 from __future__ import annotations
 
-import random
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +13,6 @@ import pytest
 
 from tcpkmon.collector.loader import sock_diag
 from tcpkmon.collector.loader.sock_diag import (
-    MEMBERS,
-    STATES,
     choose_sockets,
     decode,
     ends_of,
@@ -168,80 +165,6 @@ def rows_of(*messages: bytes) -> Any:
     return decode(received(*messages), NETNS)
 
 
-def random_message(at: random.Random) -> bytes:
-    """A socket of any family, state, age of the kernel and set of attributes."""
-    attributes: dict[int, bytes] = {}
-    kinds = at.sample([1, 2, 4, 7, 8, 15, CGROUP], at.randrange(8))
-    for kind in kinds:
-        if kind == 2:
-            values = {name: at.randrange(1 << 32) for name in MEMBERS}
-            attributes |= info(at.choice((104, 128, 136, 192, 232, 280, 280, 280)), **values)
-        elif kind == CGROUP:
-            attributes[kind] = struct.pack("=Q", at.randrange(1 << 64))
-        else:
-            attributes[kind] = at.randbytes(at.randrange(12))
-    data = message(at.choice((2, 10)), at.randrange(1, 13), attributes, at.randrange(1 << 64))
-    if at.random() < 0.1:  # an attribute that is longer than the message
-        data += struct.pack("=HH", 60, 2)
-        data = struct.pack("=I", len(data)) + data[4:]
-    return data
-
-
-def one_by_one(data: bytes) -> dict[str, Any] | None:
-    """A message, decoded field by field; None for what is no full socket."""
-    family, state = data[16], data[17]
-    lport, rport, local, remote = struct.unpack_from(">HH16s16s", data, 20)
-    _, cookie, _, _, _, uid, inode = struct.unpack_from("=IQIIIII", data, 56)
-    if family == 2:
-        local, remote = (bytes(10) + b"\xff\xff" + end[:4] for end in (local, remote))
-    attributes: dict[int, bytes] = {}
-    at = 88
-    while at + 4 <= len(data):
-        size, kind = struct.unpack_from("=HH", data, at)
-        if not 4 <= size <= len(data) - at:
-            break
-        attributes[kind] = data[at + 4 : at + size]
-        at += (size + 3) & ~3
-    if 2 not in attributes or not STATES >> state & 1:
-        return None
-    infos = np.frombuffer(attributes[2][: TCP_INFO.itemsize].ljust(TCP_INFO.itemsize, b"\0"),
-                          TCP_INFO)[0]  # fmt: skip
-    values = {
-        "family": family, "state": state, "cookie": cookie, "uid": uid, "inode": inode,
-        "netns": NETNS,
-        "cgroup": int.from_bytes(attributes.get(CGROUP, b"")[:8], "little"),
-        "ends": ((local, lport), (remote, rport)),
-    }  # fmt: skip
-    return values | {name: infos[name] for name in MEMBERS}
-
-
-def test_the_same_sockets_as_one_by_one() -> None:
-    at = random.Random(7)
-    datagrams = [
-        b"".join(random_message(at) for _ in range(at.randrange(1, 9))) for _ in range(200)
-    ]
-    answers = received(*datagrams)
-    found = decode(answers, NETNS)
-    rows = iter(found)
-    for data, offsets in answers:
-        for begin, end in zip(offsets, [*offsets[1:], len(data)], strict=True):
-            if (one := one_by_one(data[begin:end])) is None:
-                continue
-            row = next(rows)
-            assert ends_of(row) == one.pop("ends")
-            for name, value in one.items():
-                assert row[name] == value, name
-    assert next(rows, None) is None
-    assert len(found) > 200
-
-
-def test_nothing() -> None:
-    assert len(decode([], NETNS)) == len(rows_of()) == 0
-    assert len(rows_of(message(2, 6, info()))) == 0, "time-wait"
-    assert len(rows_of(message(2, 1, {}))) == 0, "a request"
-    assert len(rows_of(message(2, 1, info()), message(10, 8, info()))) == 2
-
-
 @pytest.mark.parametrize(
     ("given", "families"),
     [({"ports": "80"}, [2, 10]), ({"local_ports": "5001"}, [2, 10]), ({"local_ports": "80"}, []),
@@ -265,10 +188,3 @@ def test_cgroups() -> None:
     filters = Filters(cgroups=(Cgroup("/x", 77, 1),))
     assert choose_sockets(rows, filters, {77})["cgroup"].tolist() == [77]
     assert len(choose_sockets(rows, filters, {78})) == 0
-
-
-def test_users() -> None:
-    rows = rows_of(message(2, 1, info()))
-    (user,) = rows["uid"].tolist()
-    assert len(choose_sockets(rows, Filters(users=(user,)))) == 1
-    assert len(choose_sockets(rows, Filters(users=(user + 1,)))) == 0

@@ -12,10 +12,9 @@ from tcpkmon.formats.analysis.check import find_span, write_span
 from tcpkmon.formats.base.control import Mark
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.psc.reader import open_capture
-from tests.unit.captures import CaptureBuilder, full_capture
+from tests.unit.captures import CaptureBuilder
 
 BEGIN, END = 71, 72
-SPAN = range(3, 8)
 Step = Callable[[CaptureBuilder], None]
 
 
@@ -111,16 +110,3 @@ def test_what_is_not_there_yet(tmp_path: Path) -> None:
         assert find_span(capture, BEGIN, END + 1, 0) is None
         with pytest.raises(UsageError, match="lacks the mark"):
             find_span(capture, BEGIN - 1, END, 0)
-
-
-def test_only_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    maker = full_capture()
-    maker.mono_ns += 10**12
-    maker.snapshots(count=40_000)
-    maker.put(Mark(END, ""))
-    with open_capture(maker.write(tmp_path / "run.pm")) as capture:
-        read: list[int] = []
-        controls = capture.controls
-        monkeypatch.setattr(capture, "controls", lambda a, b: read.append(a) or controls(a, b))
-        assert find_span(capture, BEGIN, END + 1, maker.mono_ns + 10**11) is None
-    assert len(read) == 1 and read[0] > 0

@@ -11,7 +11,6 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -65,44 +64,6 @@ def test_answers_in_each_form(capture: Path, tmp_path: Path) -> None:
     with pyarrow.ipc.open_file(tmp_path / "out.arrow") as file:
         assert file.read_all().equals(pyarrow.parquet.read_table(out))
     assert tcpkmon.sql(query, capture)["bytes_sent"].to_pylist() == frame.bytes_sent.tolist()
-
-
-def test_only_what_is_named_is_read(capture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tcpkmon.formats.tables import views
-
-    asked: list[list[str]] = []
-    read: Any = views.read_capture
-
-    def watched(reader: Any, names: list[str]) -> Any:
-        asked.append([*names])
-        return read(reader, names)
-
-    monkeypatch.setattr(views, "read_capture", watched)
-    with Query([capture]) as query:
-        text = "select max(snd_wnd) from snapshots where location = 'DESTROY' and lport > 1"
-        query.run(text).read_all()
-        assert query.asked == {"snapshots"}
-        assert {*asked.pop()} <= {"snd_wnd", "location", "lport"} and not asked
-        text = "select a.lport from snapshots a join snapshots b on a.serial = b.callvalue"
-        query.run(text).read_all()
-        assert {name for names in asked for name in names} <= {"lport", "serial", "callvalue"}
-
-
-def test_filters_and_joins(capture: Path) -> None:
-    every = tcpkmon.sql("select * from snapshots", capture).to_pylist()
-    for condition, holds in (
-        ("srtt_us is null", lambda row: row["srtt_us"] is None),
-        ("srtt_us between 10 and 100", lambda row: 10 <= (row["srtt_us"] or 0) <= 100),
-        ("location in ('SEND_CALL', 'DESTROY')",
-         lambda row: row["location"] in ("SEND_CALL", "DESTROY")),
-        ("lport <> 45701 or snd_wnd - rcv_wnd < 0",
-         lambda row: row["lport"] != 45701 or row["snd_wnd"] < row["rcv_wnd"]),
-        ("laddr like '127.%' and time > timestamp '2001-01-01'", lambda row: True),
-    ):  # fmt: skip
-        table = tcpkmon.sql(f"select count(*) as n from snapshots where {condition}", capture)
-        assert table["n"].to_pylist() == [sum(map(holds, every))], condition
-    joined = "from snapshots a join snapshots b using (cpu, serial) select count(*) as n"
-    assert tcpkmon.sql(joined, capture)["n"].to_pylist() == [len(every)]
 
 
 def test_several_captures_and_losses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +191,6 @@ def test_on_a_terminal(capture: Path) -> None:
         assert child.returncode == 0
         return text.decode().replace("\r", "")
 
-    assert "lport" in shown("select lport, rport from connections").splitlines()[0]
     wide = shown("select * from connections limit 2")
     assert "row 2" in wide and "main_limit" in wide
 
@@ -244,10 +204,6 @@ def test_it_reads_as_it_is_asked(tmp_path: Path) -> None:
         rest = sum(batch.num_rows for batch in reader)
         assert first.num_rows + rest == 300_000
     assert not Path(query._folder).exists()
-
-
-def test_a_query_may_be_long(capture: Path) -> None:
-    assert ask(capture, f"select count(*) as n from connections -- {'x' * 5000}").exit_code == 0
 
 
 def test_a_spreadsheet_takes_no_text_for_a_formula(capture: Path) -> None:

@@ -145,22 +145,6 @@ def test_what_a_capture_leaves_that_dies_at_its_end_is_repaired(
     assert [one.sealed for one in find_segments(folder)] == [True]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="who repairs gives up root's privileges")
-def test_what_a_capture_leaves_that_dies_while_it_is_relieved_is_repaired(
-    tmp_path: Path, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tcpkmon.collector.daemon.mending.QUIET_S", 0.0)
-    folder = tmp_path / "out"
-    name = killed_segment(folder)
-    other = child(folder, FINISHES + "print(flush=True); time.sleep(60)")
-    other.relieves = child(folder, "import time; print(flush=True); time.sleep(60)")
-    assert other.relieves._process is not None
-    other.relieves._process.kill()
-    supervisor._children["calls"] = other
-    run(supervisor, 0.8)
-    assert [(line["what"], line["name"]) for line in index_of(folder)] == [("repaired", name)]
-
-
 @pytest.mark.parametrize("moment", ["while it is relieved", "at its end"])
 def test_who_was_killed_is_finished_before_it_is_let_go(
     tmp_path: Path, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -243,18 +227,6 @@ def test_what_nobody_goes_on_with_is_repaired(tmp_path: Path, supervisor: Superv
     goes_on.held.close()
 
 
-def test_what_a_capture_writes_is_not_looked_at(tmp_path: Path) -> None:
-    killed_segment(tmp_path / "out")
-    maker = Maker(tmp_path / "out")
-    mending = Mending()
-    for _ in range(2):
-        mending.start_quiet(str(maker.folder))
-    assert len(find_segments(maker.folder)) == 2
-    ((_, name),) = mending._unquiet
-    assert maker.stream.segments is not None and name != maker.stream.segments.name
-    maker.close()
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="who repairs gives up root's privileges")
 def test_what_a_capture_writes_is_not_repaired(tmp_path: Path) -> None:
     maker = Maker(tmp_path / "out")
@@ -289,27 +261,24 @@ def test_a_process_that_cannot_be_started_is_tried_again(
     assert descriptors() == fds
 
 
-@pytest.mark.parametrize(
-    "line",
-    [b"x", b"[]", b'"x"', b"\xff", b'{"what": "drained"}', b'{"what": "went on", "killed": "x"}',
-     b'{"what": "drained", "records": "x", "lost": 0}', b'{"what": "park", "state": 1}',
-     b'{"more": true}', b"[" * 100_000],
-)  # fmt: skip
-def test_what_no_capture_says_does_not_end_the_supervisor(tmp_path: Path, line: bytes) -> None:
+def test_what_no_capture_says_does_not_end_the_supervisor(tmp_path: Path) -> None:
     """A process that gave up its privileges may be another's."""
-    heard = child(tmp_path)
-    ours, theirs = pair()
-    heard.channel = ours
     fds = len(descriptors())
-    with socket.socket(fileno=os.dup(theirs.fileno())) as end, open(os.devnull) as file:
-        socket.send_fds(end, [line], [file.fileno()])
-    began_s = time.monotonic()
-    heard.hear()
-    assert heard.channel is None and time.monotonic() - began_s < 5
-    assert len(descriptors()) == fds - 1
-    (said,) = heard.said
-    assert (heard.records, heard.cut_off) == (0, 1) and said.endswith(": its process is killed")
-    theirs.close()
+    for line in (
+        b"x", b"[]", b'"x"', b"\xff", b'{"what": "drained"}', b'{"what": "went on", "killed": "x"}',
+        b'{"what": "drained", "records": "x", "lost": 0}', b'{"what": "park", "state": 1}',
+        b'{"more": true}', b"[" * 100_000,
+    ):  # fmt: skip
+        heard = child(tmp_path)
+        heard.channel, theirs = pair()
+        with theirs, socket.socket(fileno=os.dup(theirs.fileno())) as end, open(os.devnull) as file:
+            socket.send_fds(end, [line], [file.fileno()])
+            began_s = time.monotonic()
+            heard.hear()
+        assert heard.channel is None and time.monotonic() - began_s < 5
+        (said,) = heard.said
+        assert (heard.records, heard.cut_off) == (0, 1) and said.endswith(": its process is killed")
+    assert len(descriptors()) == fds
 
 
 def test_a_parked_name_cannot_tell_the_service_manager_more() -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from tcpkmon.collector.commands.tcpkmon import command
-from tcpkmon.collector.commands.top_screen import Screen, milliseconds, short
+from tcpkmon.collector.commands.top_screen import Screen
 from tcpkmon.collector.metrics.words import SORTS
 from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.base.errors import UsageError
@@ -76,10 +76,6 @@ def test_a_wide_screen_says_whose_they_are() -> None:
     assert "WHOSE" not in draw(screen, 110)[1] and "WHOSE" not in draw(make(), 150)[1]
 
 
-def test_no_more_lines_than_the_terminal_has() -> None:
-    assert len(draw(make(), 80, 4)) == 4
-
-
 def test_keys() -> None:
     screen = make()
     assert not screen.press("q")
@@ -129,21 +125,6 @@ def test_a_group_has_one_line(width: int) -> None:
     assert lines[2].split() == [groups[0], *["12"] * 5, "0.012", "12"]
     assert lines[3].split()[1:] == [*["1.2M"] * 5, "1235", "1.2M"]
     assert "\x1b" not in "".join(lines)
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(0, "0"), (999.4, "999"), (999.6, "1.0K"), (9960, "10K"), (123456, "123K"), (1e13, "10T")],
-)
-def test_short_numbers(number: float, text: str) -> None:
-    assert short(number) == text
-
-
-@pytest.mark.parametrize(
-    ("us", "text"), [(None, "-"), (7, "0.007"), (12345, "12.3"), (999900, "1e+03"), (5e6, "5000")]
-)
-def test_milliseconds(us: int | None, text: str) -> None:
-    assert milliseconds(us) == text.replace("1e+03", "1000")
 
 
 def test_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

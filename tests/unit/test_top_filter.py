@@ -58,7 +58,7 @@ def by_hand(row: Any, text: str) -> bool:
      "192.0.2.7:"],
 )  # fmt: skip
 def test_it_finds_what_the_cells_have(text: str) -> None:
-    rows = make(2000)
+    rows = make(400)
     wanted = [by_hand(row, text) for row in rows]
     assert shown.wanted(rows, text).tolist() == wanted
     assert shown.wanted(rows[:0], text).tolist() == []
@@ -66,25 +66,6 @@ def test_it_finds_what_the_cells_have(text: str) -> None:
     assert shown.wanted(few, ":52").tolist() == [
         any(f":{row[name]}".startswith(":52") for name in ("lport", "rport")) for row in few
     ]
-
-
-def test_it_costs_little() -> None:
-    """Less than a text for each connection, as it was: half of it on a quiet machine."""
-    rows = make(1 << 17)
-    took = []
-    for _ in range(6):
-        began = time.process_time()
-        shown.wanted(rows, "192.0.2.1:5")
-        took.append(time.process_time() - began)
-    began = time.process_time()
-    for side in "lr":
-        texts = shown._texts(rows[f"{side}addr"], address_of)
-        ports = rows[f"{side}port"].tolist()
-        cells = [f"{text}:{port}" for text, port in zip(texts, ports, strict=True)]
-        having = {one for one in set(cells) if "192.0.2.1:5" in one.lower()}
-        np.fromiter((one in having for one in cells), np.bool_, len(cells))
-    shown._owners(rows)
-    assert min(took) < 0.8 * (time.process_time() - began)
 
 
 class Capture:

@@ -56,38 +56,6 @@ def test_words(tmp_path: Path) -> None:
     ]
 
 
-def test_ids_are_those_of_the_list(tmp_path: Path) -> None:
-    path = str(write(tmp_path))
-    listed = CliRunner().invoke(command, [path, "-l"]).output.splitlines()
-    assert sum(" exec: " in line for line in listed) == 3
-    swtch = next(line for line in listed if " swtch: " in line)
-    assert swtch.endswith("seconds microseconds pid<<16|priority<<8 runtime")
-    number = swtch.split()[0]
-    lines = CliRunner().invoke(command, [path]).output.splitlines()
-    assert f"{number} {REALTIME[0] + 1} 500000 66048 7" in lines
-
-
-def test_positions_of_a_queue(tmp_path: Path) -> None:
-    """Signed, and no more than are used."""
-    build = LogBuilder(schema="""
-        event SCHEDIN { int pid }
-        event SCHEDOUT { int pid }
-        event DISK_QUEUE { int length; int chunk; int count; string32 positions // sectors @raw
-        }
-    """)
-    for length, used in ((3, (-9, -1, 1 << 40)), (-1, ())):
-        data = struct.pack(f"={len(used)}q", *used).ljust(32, b"\7")
-        build.log("DISK_QUEUE", length=length, count=len(used), positions=data)
-    (tmp_path / "log").mkdir()
-    build.end_dump().finish().write(tmp_path / "log" / "kernlog.dump.cpu0")
-    path = str(tmp_path / "log")
-    said = CliRunner().invoke(command, [path, "--names"]).output.splitlines()
-    rows = [line.split(" ", 3)[3] for line in said if line.startswith("timeshare_insert ")]
-    assert rows == [f"3 0 3 -9 -1 {1 << 40}", "-1 0 0"]
-    listed = CliRunner().invoke(command, [path, "-l"]).output
-    assert "length chunk count positions[count]" in listed
-
-
 @pytest.mark.parametrize("without", [False, True])
 def test_the_collector_is_no_user_of_its_own(tmp_path: Path, without: bool) -> None:
     build = LogBuilder(schema=SCHEMA, settings={"collector_pids": [50, 51]})
@@ -129,14 +97,6 @@ def test_cpu_time_between_ticks(tmp_path: Path) -> None:
     CliRunner().invoke(command, [str(tmp_path / "log"), "--records-1987", str(out)])
     told = {head[1]: head[4] for head, _ in old_records(out.read_bytes()) if head[1] >> 8}
     assert told == {3 << 8 | 1: 22, 6 << 8 | 1: 27}
-
-
-def test_another_version_warns_and_goes_on(tmp_path: Path) -> None:
-    path = str(write(tmp_path, tcpkmon="0.0.7"))
-    result = CliRunner().invoke(command, [path])
-    assert result.exit_code == 0
-    assert "66048" in result.output
-    assert "warning: the log is of version 0.0.7" in result.stderr
 
 
 def test_the_records_of_1987(tmp_path: Path) -> None:
@@ -199,25 +159,3 @@ def test_processes_users_and_losses_of_1987(tmp_path: Path) -> None:
     ]  # fmt: skip
     lost = [int.from_bytes(aux, "big") for head, aux in told if head[1] == 2]
     assert sum(lost) == 3 and lost[2] == 3
-
-
-def test_a_lossy_log(tmp_path: Path) -> None:
-    build = LogBuilder(schema=SCHEMA).lose("ring_full", 3).log("SCHEDOUT", pid=1).end_dump()
-    (tmp_path / "log").mkdir()
-    build.finish().write(tmp_path / "log" / "kernlog.dump.cpu0")
-    result = CliRunner().invoke(command, [str(tmp_path / "log")], standalone_mode=False)
-    assert result.return_value == 3
-    assert "3 events were lost" in result.stderr
-
-
-@pytest.mark.parametrize("name", ["SCHEDOUT { string4 pid; string4 prio }", "EXEC { int pid }"])
-def test_an_event_of_another_shape(tmp_path: Path, name: str) -> None:
-    """A hostile log's event has the known name, and not its fields."""
-    event = name.split(maxsplit=1)[0]
-    build = LogBuilder(schema=f"event SCHEDIN {{ int pid }} event {name}" + (
-        "" if event == "SCHEDOUT" else " event SCHEDOUT { int pid }"))  # fmt: skip
-    build.log(event).end_dump()
-    (tmp_path / "log").mkdir()
-    build.finish().write(tmp_path / "log" / "kernlog.dump.cpu0")
-    for options in ([], ["-l"], ["--records-1987", str(tmp_path / "old")]):
-        assert CliRunner().invoke(command, [str(tmp_path / "log"), *options]).exit_code == 0

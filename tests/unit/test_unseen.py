@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import tcpkmon
 from tcpkmon.collector.linux.first_process import find_cpu_clock
 from tcpkmon.collector.writer.dump import Hit
 from tcpkmon.collector.writer.ledger import Books
@@ -25,7 +24,6 @@ from tcpkmon.formats.base.segments import find_segments
 from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.commands.verify import command as verify
 from tcpkmon.formats.registry import format_of
-from tests.unit.captures import clean_capture
 from tests.unit.makers import LogMaker, Maker
 from tests.unit.test_recorder import Recording
 from tests.unit.test_takeover import Killed
@@ -95,14 +93,6 @@ def test_each_segment_has_its_part_and_all_have_the_sum(kind: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_segment_that_is_not_here_is_not_counted(kind: Any, tmp_path: Path) -> None:
-    make(kind, tmp_path / "f")
-    path = find_segments(tmp_path / "f")[0].path(tmp_path / "f")
-    (shutil.rmtree if path.is_dir() else os.unlink)(path)
-    assert counts(format_of(tmp_path / "f").verify(tmp_path / "f"))[-1] == (500 * MS, 4 * S)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_it_stays_when_names_are_replaced(kind: Any, tmp_path: Path) -> None:
     make(kind, tmp_path / "f")
     anonymise(tmp_path / "f", tmp_path / "new", Who(bytes(32), DEFAULT))
@@ -138,19 +128,6 @@ def test_what_passed_between_two_collectors_is_counted(tmp_path: Path) -> None:
     assert killed == (10 * MS, S), "without an end: up to the last ledger"
     maker.pass_by(3, 100)  # nobody reads the rings; the programs go on
     assert gone_on(maker, tmp_path / "g", 20) == [(110 * MS, 4 * S)]
-
-
-def test_one_goes_on_in_a_later_segment_which_begins_with_it(tmp_path: Path) -> None:
-    maker = Taken(tmp_path / "f")
-    maker.stream.tell([maker.unseen])
-    maker.records(20)
-    maker.pass_by(1, 10)
-    maker.rotate()
-    maker.records(5)
-    maker.wait()
-    shutil.copytree(tmp_path / "f", tmp_path / "g")
-    maker.pass_by(3, 100)
-    assert gone_on(maker, tmp_path / "g", 25) == [(110 * MS, 4 * S)]
 
 
 class Dumping(Telling, Recording):
@@ -193,29 +170,6 @@ def test_the_line_follows_the_sentence(tmp_path: Path, capsys: pytest.CaptureFix
     assert run(verify, [path, "--json"], prog="verify") == 0
     *_, file = json.loads(capsys.readouterr().out)["files"]
     assert (file["unseen_cpu_ns"], file["unseen_span_ns"]) == (12_345_678, 20_100 * MS)
-
-
-def test_more_than_a_thousandth_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    maker = Log(tmp_path / "f")
-    maker.stream.tell([maker.unseen])
-    maker.unseen = Unseen(maker.unseen.mono_ns + 20_000 * MS, maker.unseen.cpu_ns + 21 * MS)
-    maker.close()
-    (segment,) = find_segments(tmp_path / "f")
-    assert run(verify, [str(segment.path(tmp_path / "f"))], prog="verify") == 0
-    assert "process 1 had a CPU for 21.0 ms" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_file_without_it_says_nothing_of_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = str(clean_capture(settings={"unseen": SENTENCE}).write(tmp_path / "a.pm"))
-    assert run(verify, [path], prog="verify") == 0
-    printed = capsys.readouterr().out
-    assert "not seen:" in printed and "had a CPU" not in printed
-    (report,) = tcpkmon.verify(path)
-    assert counts([report]) == [(None, 0)]
 
 
 @pytest.mark.parametrize("back", [Unseen(49 * S, 8 * S), Unseen(51 * S, 6 * S)])

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import tcpkmon
 from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.drops import DropPlace
 from tcpkmon.formats.base.errors import DamagedError
@@ -80,7 +79,7 @@ def small_capture() -> CaptureBuilder:
     return build
 
 
-@pytest.mark.parametrize("part", range(0, 8, 1 if IS_FULL else 4))
+@pytest.mark.parametrize("part", range(8 if IS_FULL else 1))
 def test_a_flipped_bit_is_found_where_a_check_covers_it(part: int, tmp_path: Path) -> None:
     build = small_capture()
     path = build.write(tmp_path / "capture.pm")
@@ -111,7 +110,7 @@ def test_flipped_bits_in_the_header_end_in_a_report(tmp_path: Path) -> None:
     path = build.write(tmp_path / "capture.pm")
     whole = path.read_bytes()
     start = len(whole) - len(build.rows) * build.entry_size
-    for at in range(0, start, 1 if IS_FULL else 3):
+    for at in range(0, start, 1 if IS_FULL else 11):
         for bit in BITS if IS_FULL else (at % 8,):
             broken = bytearray(whole)
             broken[at] ^= 1 << bit
@@ -124,7 +123,7 @@ def test_flipped_bits_in_the_header_end_in_a_report(tmp_path: Path) -> None:
             (tmp_path / "new.pm").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("seed", range(200 if IS_FULL else 25))
+@pytest.mark.parametrize("seed", range(200 if IS_FULL else 12))
 def test_garbage_is_never_proven(seed: int, tmp_path: Path) -> None:
     """Blocks of the file overwritten, doubled, taken out: neither traceback nor "nothing lost"."""
     chance = random.Random(seed)
@@ -154,18 +153,6 @@ def test_garbage_is_never_proven(seed: int, tmp_path: Path) -> None:
     assert path.read_bytes() == data
 
 
-def test_random_bytes_behind_a_good_header(tmp_path: Path) -> None:
-    build = full_capture()
-    header = len(build.write(tmp_path / "capture.pm").read_bytes())
-    header -= len(build.rows) * build.entry_size
-    for seed in range(10):
-        whole = (tmp_path / "capture.pm").read_bytes()[:header]
-        path = tmp_path / f"{seed}.pm"
-        path.write_bytes(whole + random.Random(seed).randbytes(build.entry_size * 500))
-        assert verify_file(path).exit_code == 5
-        assert repair_file(path, tmp_path / f"{seed}.new").report.exit_code in {3, 5}
-
-
 def test_a_file_of_one_kind_of_control_entries_alone(tmp_path: Path) -> None:
     """Nothing but CHECKPOINTs, CLOCKs, ...: an answer, not a hang."""
     build = full_capture()
@@ -183,25 +170,6 @@ def test_a_file_of_one_kind_of_control_entries_alone(tmp_path: Path) -> None:
         rows["seq_no"] = rows["seq"]
         path = build.write(tmp_path / f"{location}.pm", rows)
         assert verify_file(path).exit_code in {3, 5}
-
-
-@pytest.mark.parametrize("name", ["cpu", "serial"])
-def test_a_column_that_lost_its_name(name: str, tmp_path: Path) -> None:
-    """One bit of it: the checks of CPUs and serials are not made then, and that must be told."""
-    build = small_capture()
-    path = build.write(tmp_path / "capture.pm")
-    header = encode_header(build.header())
-    places = [header.index(name.encode() + b"\0"), header.index(name.encode() + b"\0") + 1]
-    data = path.read_bytes()
-    for at in places:
-        broken = bytearray(data)
-        broken[at] ^= 2
-        path.write_bytes(broken)
-        report = verify_file(path)
-        assert report.exit_code == 5
-        assert "the header's checksum is wrong" in report.problems[0].what
-        with tcpkmon.open(path) as capture:
-            assert capture.damaged and not capture.complete  # type: ignore[attr-defined]
 
 
 def test_an_older_header_is_named_as_not_checked(tmp_path: Path) -> None:

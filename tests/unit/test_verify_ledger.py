@@ -14,7 +14,7 @@ import pytest
 
 from tcpkmon.formats.base import control
 from tcpkmon.formats.verify import verify_file
-from tcpkmon.formats.verify.report import CAUSES, Report
+from tcpkmon.formats.verify.report import Report
 from tests.full import IS_FULL
 from tests.unit.captures import (
     FURTHER,
@@ -82,19 +82,6 @@ def test_every_loss_is_accounted_for(options: dict[str, Any], tmp_path: Path) ->
         assert row.attempts == (
             row.filtered + row.unchanged + row.in_file + row.pending + row.lost_total
         )
-
-
-def test_the_rows_are_per_cpu_and_location(tmp_path: Path) -> None:
-    report = check(clean_capture(), tmp_path)
-    assert [(row.cpu, row.location, row.in_file) for row in report.rows] == [
-        (0, 1, 20),
-        (1, 2, 10),
-    ]
-    report = check(clean_capture(further={}), tmp_path)
-    assert [(row.cpu, row.location, row.in_file) for row in report.rows] == [
-        (None, 1, 20),
-        (None, 2, 10),
-    ]
 
 
 @pytest.mark.parametrize("cause", ["queue_full", "disk_full", "write_error"])
@@ -188,16 +175,10 @@ def test_every_cut_of_a_capture_is_a_crash_or_damage(tmp_path: Path) -> None:
     path = build.write(tmp_path / "capture.pm")
     whole = path.read_bytes()
     header = len(whole) - len(build.rows) * build.entry_size
-    for size in range(len(whole) - 1, -1, -1 if IS_FULL else -17):
+    for size in range(len(whole) - 1, -1, -1 if IS_FULL else -53):
         path.write_bytes(whole[:size])
         report = verify_file(path)
         assert report.exit_code == (3 if size >= header else 5), (size, problems(report))
-
-
-def test_no_entries_at_all(tmp_path: Path) -> None:
-    build = CaptureBuilder()
-    report = check(build, tmp_path, build.array()[:0])
-    assert (report.exit_code, report.tail_unknown) == (3, True)
 
 
 @pytest.mark.parametrize(("kind", "counter"), [(control.Ledger, "attempts"), (control.Cpu, "read")])
@@ -257,9 +238,6 @@ BREAKS: dict[str, tuple[Break, str]] = {
     "written": (change(control.Ledger, -6, written=add(1)), "attempts"),
     "ring full": (change(control.Losses, -6, ring_full=add(1)), "attempts"),
     "no slot": (change(control.Losses, -6, no_slot=add(1)), "attempts"),
-    "serials": (change(control.Cpu, -1, serials=add(1)), "serials reserved"),
-    "damaged": (change(control.Cpu, -2, damaged=add(1)), "damaged"),
-    "late of the CPU": (change(control.Cpu, -1, late=add(1)), "late"),
     "late": (change(control.Collector, -5, late=add(1)), "late"),
     "in file": (change(control.Collector, -5, in_file=add(1)), "entries in the file"),
     "counter falls": (change(control.Ledger, 2, attempts=10**6, filtered=10**6), "less than"),
@@ -273,21 +251,14 @@ BREAKS: dict[str, tuple[Break, str]] = {
     "checkpoint number": (change(control.Checkpoint, 1, number=5), "is due"),
     "checkpoint entries": (change(control.Checkpoint, 1, entries=add(1)), "entries before it"),
     "checkpoint lost": (change(control.Checkpoint, 1, lost=add(1)), "its place says"),
-    "checkpoint group": (change(control.Checkpoint, 1, group=add(1)), "announces"),
     "checkpoint group less": (change(control.Checkpoint, 1, group=add(-1)), "no checkpoint"),
-    "checkpoint group huge": (change(control.Checkpoint, 1, group=2**32 - 1), "announces"),
     "checkpoint final": (change(control.Checkpoint, 1, final=1), "follows the final one"),
     "checkpoint not final": (change(control.Checkpoint, 2, final=0), "without a final"),
     "END entries": (change(control.End, 0, entries=add(-1)), "END counts"),
     "END lost": (change(control.End, 0, lost=add(-1)), "END counts"),
     "END checkpoints": (change(control.End, 0, checkpoints=2), "END counts"),
     "END reason": (change(control.End, 0, reason=77), "reason"),
-    "clock step": (change(control.Clock, 1, step_ns=add(50_000_000)), "step"),
     "clock value": (change(control.Clock, 1, realtime_ns=add(50_000_000)), "step"),
-    "clock back": (
-        change(control.Clock, 1, mono_ns=add(-(10**9)), realtime_ns=add(-(10**9))),
-        "runs back",
-    ),
     "format version": (change(control.Start, 0, version=3), "version"),
     "fewer locations": (change(control.Start, 0, locations=1), "locations"),
     "fewer CPUs": (change(control.Start, 0, cpus=1), "CPU"),
@@ -297,13 +268,11 @@ BREAKS: dict[str, tuple[Break, str]] = {
     "cpu": (put("cpu", 1), "serial"),
     "cpu beyond": (put("cpu", 77), "CPU 77"),
     "serial": (put("serial", add(1)), "serial"),
-    "serial 0": (put("serial", 0), "serial"),
     "serial huge": (put("serial", 2**64 - 1), "serial"),
     "seq": (put("seq", add(1)), "seq_no"),
     "seq huge": (put("seq", 2**64 - 1), "seq_no"),
     "seq_no": (put("seq_no", add(1)), "seq_no"),
     "time": (put("tv_sec", add(1)), "time"),
-    "time_ns": (put("time_ns", add(10**8)), "time"),
     "ports of a control entry": (
         put("lport", 5, control.Clock.location),
         "no control entry has location 225",
@@ -390,10 +359,11 @@ def without(array: Rows, which: npt.NDArray[np.bool_] | int) -> Rows:
 def test_any_entry_left_out_or_doubled_is_found(tmp_path: Path) -> None:
     build = full_capture()
     array = build.array()
-    for at in range(len(array) - 1):
+    step = 1 if IS_FULL else 4
+    for at in range(0, len(array) - 1, step):
         assert check(build, tmp_path, without(array, at)).exit_code == 5, at
     opaque = array.view(f"V{array.dtype.itemsize}")
-    for at in range(len(array)):
+    for at in range(0, len(array), step):
         twice = np.concatenate((opaque[: at + 1], opaque[at:])).view(array.dtype)
         assert check(build, tmp_path, twice).exit_code == 5, at
 
@@ -562,13 +532,6 @@ def test_sequence_beyond_32_bits(tmp_path: Path) -> None:
         report = check(build, tmp_path)
         assert problems(report) == ""
         assert report.totals.lost["ring full"] == 2 * (2**31 - 10)
-
-
-def test_the_report_as_json_holds_the_sums(tmp_path: Path) -> None:
-    plain = check(full_capture(), tmp_path).as_json()
-    assert plain["exit_code"] == 3 and plain["lost_total"] == 31
-    assert set(plain["totals"]["lost"]) == set(CAUSES)
-    assert sum(row["attempts"] for row in plain["rows"]) == plain["totals"]["attempts"]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 50])

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from tcpkmon.formats.klogger.reader import LogReader
 from tcpkmon.formats.klogger.walk import DumpWalk
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import repair_log, verify_folder, verify_log
-from tcpkmon.formats.verify.report import NOT_CLOSED, Report
+from tcpkmon.formats.verify.report import Report
 from tests.full import IS_FULL
 from tests.unit.log_builder import LOST_EACH, LogBuilder, clean_log, lossy_log
 from tests.unit.makers import make_logs
@@ -53,8 +52,9 @@ def test_cut_anywhere_the_tail_is_unknown_and_the_rest_adds_up(tmp_path: Path) -
     data, dumps = path.read_bytes(), find_dumps(path)
     assert dumps.end == len(data)
     ends = [dumps.begin] + [dump.end for dump in dumps.found]
-    random_places = random.Random(4).sample(range(dumps.begin, len(data)), 400 if IS_FULL else 30)
-    places = sorted({*random_places, *(end + n for end in ends[:-1] for n in (0, 1, 47, 48, 49))})
+    random_places = random.Random(4).sample(range(dumps.begin, len(data)), 400 if IS_FULL else 10)
+    near = (0, 1, 47, 48, 49) if IS_FULL else (0, 1, 48)
+    places = sorted({*random_places, *(end + n for end in ends[:-1] for n in near)})
     for place in places:
         report = check(data[:place], path)
         assert (report.exit_code, problems(report)) == (3, ""), place
@@ -157,12 +157,6 @@ def test_a_gap_before_a_base_event_is_found(tmp_path: Path) -> None:
 # Ends and pauses.
 
 
-def test_killed_before_the_first_ledger(tmp_path: Path) -> None:
-    report = check(LogBuilder().log("SCHEDIN", pid=1).data(), tmp_path / NAME)
-    assert (report.exit_code, report.rows, report.after_checkpoint) == (3, [], 1)
-    assert report.tail_unknown
-
-
 def test_records_after_the_last_ledger_are_told(tmp_path: Path) -> None:
     build = clean_log().ledger().lose("ring_full", 2).log("SCHEDIN", pid=1)
     report = check(build.log("SCHEDOUT", pid=1).data(), tmp_path / NAME)
@@ -191,13 +185,6 @@ def test_after_an_error_the_final_ledger_may_be_missing(tmp_path: Path) -> None:
     build = clean_log().base("KLOGGER_FINISH", reason=4).end_dump()
     report = check(build.data(), tmp_path / NAME)
     assert (report.exit_code, report.end_reason, report.tail_unknown) == (3, "error", True)
-
-
-def test_a_log_without_a_ledger_does_not_prove_its_end(tmp_path: Path) -> None:
-    build = LogBuilder(1).base("KLOGGER_FINISH", reason=0).end_dump()
-    report = check(build.data(), tmp_path / NAME)
-    assert (report.exit_code, report.rows, report.tail_unknown) == (3, [], True)
-    assert NOT_CLOSED in report.notes
 
 
 def test_records_after_the_end_are_found(tmp_path: Path) -> None:
@@ -310,40 +297,7 @@ def test_a_missing_log_of_a_cpu_is_found(tmp_path: Path) -> None:
     assert problems(whole) == "kernlog.dump.cpu1 is missing"
 
 
-def test_headers_that_do_not_name_the_logs_are_said_to_be_unchecked(tmp_path: Path) -> None:
-    write_both(tmp_path)
-    *_, whole = verify_folder(tmp_path)
-    assert whole.unchecked == ["whether a CPU's log is missing (the headers do not say)"]
-
-
 # The commands.
-
-
-def test_the_command_takes_logs_and_folders(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_both(tmp_path)
-    assert run(verify, [str(tmp_path / NAME)], prog="verify") == 0
-    printed = capsys.readouterr().out
-    assert "adds up: nothing lost" in printed
-    assert "52 records" in printed
-    assert re.search(
-        r"^cpu event +attempts filtered unchanged written in file lost$", printed, re.M
-    )
-    assert run(verify, [str(tmp_path)], prog="verify") == 3
-    printed = capsys.readouterr().out
-    assert re.search(r"^event +attempts +filtered +unchanged +limited", printed, re.M)
-    assert "2 log(s), one for each CPU" in printed
-    assert all(len(line) < 80 for line in printed.splitlines() if str(tmp_path) not in line)
-    assert run(verify, ["--json", str(tmp_path)], prog="verify") == 3
-    found = json.loads(capsys.readouterr().out)
-    assert [file["format"] for file in found["files"]] == ["klogger"] * 3
-    assert found["files"][2]["totals"]["limited"] == 26
-
-
-def test_a_folder_without_logs_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(verify, [str(tmp_path)], prog="verify") == 1
-    assert "no Klogger log in" in capsys.readouterr().err
 
 
 def test_names_in_a_log_do_no_harm_on_a_terminal(
@@ -380,13 +334,6 @@ def test_repair_keeps_all_dumps_before_the_damage(
     assert (repaired.kept, repaired.dropped) == (4, len(dumps.found) - 4)
     assert (repaired.report.exit_code, problems(repaired.report)) == (3, "")
     assert (tmp_path / "other").read_bytes() == data[: dumps.found[4].offset]
-
-
-def test_repair_of_a_whole_log_changes_nothing(tmp_path: Path) -> None:
-    path = clean_log().finish().write(tmp_path / NAME)
-    repaired = repair_log(path, tmp_path / "new")
-    assert (repaired.dropped, repaired.cut_bytes, repaired.report.exit_code) == (0, 0, 0)
-    assert (tmp_path / "new").read_bytes() == path.read_bytes()
 
 
 def test_repair_of_a_log_without_a_header_leaves_nothing(tmp_path: Path) -> None:
@@ -436,7 +383,7 @@ def test_headers_that_say_something_else_of_the_events_do_no_harm(tmp_path: Path
     data, dumps = path.read_bytes(), find_dumps(path)
     original = path.read_bytes()[PREAMBLE.size : dumps.begin]
     codes = set()
-    for _ in range(1000 if IS_FULL else 60):
+    for _ in range(1000 if IS_FULL else 30):
         header = json.loads(original)
         for _ in range(choose.randrange(1, 8)):
             change_header(header, choose)

@@ -15,7 +15,7 @@ from tcpkmon.formats.analysis.check.capture import Capture
 from tcpkmon.formats.analysis.why import Source, connections
 from tcpkmon.formats.commands import connections as command
 from tcpkmon.formats.commands import export, why
-from tcpkmon.formats.klogger.merge import HOLD
+from tcpkmon.formats.klogger import merge
 from tcpkmon.formats.registry import format_of
 from tests.unit.captures import CaptureBuilder
 from tests.unit.diff_capture import write_runs
@@ -45,10 +45,11 @@ def folder_of(path: Path, *logs: LogBuilder) -> Path:
 
 
 @pytest.fixture
-def out_of_order(tmp_path: Path) -> Path:
+def out_of_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two CPUs; every second record of CPU 0 has a time before that of the one before it."""
+    monkeypatch.setattr(merge, "HOLD", 400)
     logs = log_of(0), log_of(1)
-    for at in range(2 * HOLD):  # beyond what is merged at once
+    for at in range(2 * merge.HOLD):  # beyond what is merged at once
         snapshot(logs[0], 1_000_000 + 1000 * at - 2500 * (at % 2))
         snapshot(logs[1], 1_000_000 + 1000 * at + 300)
     return folder_of(tmp_path / "log", *logs)
@@ -57,7 +58,7 @@ def out_of_order(tmp_path: Path) -> Path:
 def test_records_out_of_order_are_not_missing(out_of_order: Path) -> None:
     assert not any(one.exit_code for one in format_of(out_of_order).verify(out_of_order))
     table = connections(out_of_order)
-    assert table["records"].tolist() == [4 * HOLD]
+    assert table["records"].tolist() == [4 * merge.HOLD]
     assert (table["lost_records"].tolist(), table["proven"].tolist()) == ([0], [True])
     assert not table["uncertain_us"].any()
 

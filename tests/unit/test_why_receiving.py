@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tcpkmon.formats.analysis.why import (
     RECEIVING,
@@ -77,66 +75,6 @@ def test_a_hole_that_one_segment_does_not_fill() -> None:
         seg_seq=[0, 2000, 4000, 1000, 2000, 3000, 5000],
     ))  # fmt: skip
     assert told == ["", "", *["rx_reorder"] * 4, ""]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(0, 99))
-def test_piece_by_piece(seed: int, cuts: int) -> None:
-    """Times are added up as in a plain loop; pieces change only how a mean of arrivals begins."""
-    chance = np.random.default_rng(seed)
-    count = 200
-    numbers = np.cumsum(chance.choice([0, 0, 1000, 20_000], count))
-    ids = chance.integers(1, 4, count).astype(np.uint64)
-    whole = snapshots(
-        np.cumsum(chance.choice([0, 1, 5, 40], count)).tolist(),
-        np.cumsum(chance.random(count) < 0.03).tolist(),
-        conn_id=ids, rcv_nxt=numbers, seg_seq=numbers + chance.choice([0, 0, 1000], count),
-        rcv_sb_cc=chance.choice([0, 0, 30_000, 70_000], count),
-        location=chance.choice([1, 1, 1, 2], count),
-    )  # fmt: skip
-    table = table_of(whole)
-    for n, one in enumerate(table["conn_id"].tolist()):
-        wanted, told = plain(whole, one), connection_of(table, n)
-        for name in ("rx_app", "rx_reorder"):
-            assert told.receiving_least_ns[name] == wanted[f"{name}.certain"]
-            assert table[f"us_{name}"][n] == pytest.approx(wanted[name] / 1000)
-            assert table[f"us_{name}_min"][n] == pytest.approx(wanted[f"{name}.certain"] / 1000)
-            assert table[f"us_{name}_max"][n] == pytest.approx(
-                (wanted[f"{name}.certain"] + wanted["unsure"]) / 1000
-            )
-
-
-def plain(whole: Snapshots, one: int) -> dict[str, int]:
-    """One snapshot after the other."""
-    found = dict.fromkeys(
-        ("rx_app", "rx_reorder", "rx_app.certain", "rx_reorder.certain", "unsure"), 0
-    )
-    before: dict[str, int] | None = None
-    beyond = 0
-    for at in np.flatnonzero(whole["conn_id"] == one).tolist():
-        now = {name: int(whole[name][at]) for name in
-               ("location", "rcv_nxt", "seg_seq", "seg_len", "rcv_sb_cc", "rcv_wnd")}  # fmt: skip
-        now |= {"time": int(whole.times_ns[at]), "lost": int(whole.lost[at])}
-        is_ahead = now["location"] == 1 and now["seg_seq"] > now["rcv_nxt"]
-        came = now["seg_len"] if now["location"] == 1 and now["seg_seq"] <= now["rcv_nxt"] else 0
-        now |= {"unread": now["rcv_sb_cc"] + came, "room": now["rcv_wnd"] - came}
-        if before is not None:
-            span = now["time"] - before["time"]
-            sure = 0 if now["lost"] > before["lost"] else span
-            found["unsure"] += span - sure
-            full = before["unread"] >= max(before["room"], 1) and span > 21 * MS
-            name = ""
-            if beyond > now["rcv_nxt"]:
-                name = "rx_reorder"
-            elif now["rcv_sb_cc"] >= now["rcv_wnd"] or full:
-                name = "rx_app"
-            if name:
-                found[name] += span
-                found[f"{name}.certain"] += sure
-        if is_ahead:
-            beyond = max(beyond, now["seg_seq"] + now["seg_len"])
-        before = now
-    return found
 
 
 def test_a_capture_without_the_column_has_null() -> None:

@@ -18,8 +18,6 @@ import tcpkmon
 from tcpkmon.collector.plan.columns import EVENT, load_schema
 from tcpkmon.formats.analysis.why import (
     CONNECTIONS,
-    FAMILY,
-    INTERVALS,
     LIMITS,
     NAMES,
     Snapshots,
@@ -35,166 +33,23 @@ from tcpkmon.formats.analysis.why import (
     write,
 )
 from tcpkmon.formats.analysis.why.counts import BIN_NS, percentiles
-from tcpkmon.formats.base.analysed import Analysed
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.expressions import ExpressionError
 from tcpkmon.formats.commands import connections as command
 from tcpkmon.formats.commands import why
-from tests.unit.test_why import columns, plain_intervals, table_of
+from tests.full import IS_FULL
+from tests.unit.test_why import columns, table_of
 from tests.unit.why_capture import write_capture
 
 MS = 1_000_000
 ESTABLISHED, SYN_SENT, SYN_RECV, FIN_WAIT1, FIN_WAIT2, CLOSE, CLOSE_WAIT = 1, 2, 3, 4, 5, 7, 8
-EVENTS = {
-    "rto_count": 14, "loss_probes": 15, "undo_count": 17, "rcvq_full": 12,
-    "reo_timeouts": 20, "zero_window_probes": 16,
-}  # fmt: skip
-
-
-@st.composite
-def captures(draw: st.DrawFn) -> Snapshots:
-    """Snapshots of a few connections in turn, with any events, and losses."""
-    seed = draw(st.integers(0, 2**32 - 1))
-    count = draw(st.integers(1, 300))
-    kinds = draw(st.integers(1, 30))
-    chance = np.random.default_rng(seed)
-    values: dict[str, Any] = {
-        "conn_id": chance.integers(1, kinds + 1, count).astype(np.uint64),
-        "location": chance.choice([1, 1, 1, 2, 4, 5, 7, 8, 12, 13, 14, 15, 16, 17, 20], count),
-        "callvalue": chance.choice([0, 1, 2, 3, 4, 7, 8, 110], count),
-        "state": chance.choice([1, 1, 1, 2, 3, 4, 5, 7], count),
-        "ca_state": chance.integers(0, 5, count),
-        "snd_una": (2**32 - 9000 + np.cumsum(chance.integers(0, 90, count))) % 2**32,
-        "rcv_nxt": np.cumsum(chance.integers(0, 9, count)),
-        "snd_wnd": chance.choice([0, 500, 1 << 20], count),
-        "snd_sb_cc": chance.choice([0, 1, 500, 90_000], count),
-        "srtt_us": chance.choice([0, 100, 2000, 30_000], count),
-        "min_rtt_us": chance.choice([50, 60, 2**32 - 1], count),
-        "snd_cwnd_segs": chance.integers(1, 100, count),
-        "seg_len": chance.integers(0, 1448, count),
-        "delivered": np.cumsum(chance.integers(0, 9, count)),
-        "delivered_ce": np.arange(count),
-        "pid": chance.choice([0, 7, 9], count),
-    }
-    values["snd_max"] = (values["snd_una"] + chance.integers(0, 3000, count)) % 2**32
-    times = (1 + np.cumsum(chance.choice([0, 1, 40, 150], count))) * MS  # 0 is no time of a record
-    lost = np.cumsum(chance.random(count) < 0.05)
-    return Snapshots(columns(**values), times.astype(np.int64), lost.astype(np.int64),
-                     np.arange(10, 10 + count) + lost)  # fmt: skip
-
-
-def plain_row(whole: Snapshots, one: int) -> dict[str, Any]:
-    """A row of the table, one record after the other."""
-    at = np.flatnonzero(whole["conn_id"] == one).tolist()
-    row: dict[str, Any] = dict.fromkeys(EVENTS, 0)
-    row |= dict.fromkeys(("retransmissions", "syn_retrans", "retrans_rto", "retrans_fast",
-                          "retrans_tlp", "bytes_retrans", "zero_window_count",
-                          "recoveries"), 0)  # fmt: skip
-    row |= {"role": "existing", "errno": None, "pid": None, "records": len(at)}
-    row |= {"first_seq": int(whole.seq[at[0]]), "last_seq": int(whole.seq[at[-1]])}  # type: ignore[index]
-    flags = {"reset": False, "sent_reset": False, "closed": ""}
-    end, fin, opened = None, False, None
-    waits = 0
-    before: dict[str, int] = {}
-    for n in at:
-        now = {name: int(whole[name][n]) for name in whole.columns if whole[name].dtype != "V16"}
-        where, value, state = now["location"], now["callvalue"], now["state"]
-        for name, number in EVENTS.items():
-            row[name] += where == number
-        if where == 2:
-            row["bytes_retrans"] += now["seg_len"]
-            cause = "syn_retrans" if state in (2, 3) else {4: "retrans_rto", 3: "retrans_fast"}.get(
-                now["ca_state"], "retrans_tlp")  # fmt: skip
-            row[cause] += max(-(-now["seg_len"] // now["mss"]), 1)
-            row["retransmissions"] += max(-(-now["seg_len"] // now["mss"]), 1)
-        row["recoveries"] += where == 5 and value == 3
-        flags["reset"] |= where == 8
-        flags["sent_reset"] |= where == 7
-        if where == 13:
-            row["errno"] = value or row["errno"]
-        if where == 4:
-            opened = int(whole.times_ns[n]) if value == ESTABLISHED else opened
-            if value == SYN_SENT:
-                row["role"] = "active"
-            elif value == ESTABLISHED and state != SYN_SENT:
-                row["role"] = "passive"
-            if state == ESTABLISHED and value in (FIN_WAIT1, CLOSE_WAIT):
-                flags["closed"] = "fin_local" if value == FIN_WAIT1 else "fin_remote"
-            if value in (FIN_WAIT1, 9):
-                end = (now["snd_una"] + now["snd_sb_cc"]) % 2**32
-            fin |= value in (CLOSE_WAIT, 11)
-            fin |= state == FIN_WAIT2 and value == CLOSE and now["rcv_nxt"] != waits
-            waits = now["rcv_nxt"] if value == FIN_WAIT2 else waits
-        if before and now["snd_wnd"] == 0 and state not in (2, 3) and before["snd_wnd"]:
-            row["zero_window_count"] += 1
-        row["pid"] = now["pid"] or row["pid"]
-        before = now
-    row["established_ns"] = opened
-    row["fin"] = fin
-    row["end"] = end
-    row["end_reason"] = (
-        "rst_received" if flags["reset"] else "timeout" if row["errno"] == 110
-        else "rst_sent" if flags["sent_reset"] else "error" if row["errno"]
-        else flags["closed"] or "open"
-    )  # fmt: skip
-    return row
 
 
 def value_of(column: Any) -> Any:
     return None if column is None or column != column else column  # noqa: PLR0124
 
 
-@settings(max_examples=60, deadline=None)
-@given(captures())
-def test_the_tables_are_those_of_the_reference(whole: Snapshots) -> None:
-    table = table_of(whole, proven=True, ended=True)
-    assert list(table) == [column.name for column in CONNECTIONS]
-    runs = plain_intervals(whole)
-    assert table["conn_id"].tolist() == list(dict.fromkeys(whole["conn_id"].tolist()))
-    for n, one in enumerate(table["conn_id"].tolist()):
-        wanted = plain_row(whole, one)
-        fin, end = wanted.pop("fin"), wanted.pop("end")
-        got = {name: value_of(table[name][n]) for name in wanted}
-        assert got == wanted
-        mine = [run for run in runs if run["conn_id"] == one]
-        at = np.flatnonzero(whole["conn_id"] == one)
-        last = {name: int(whole[name][at[-1]]) for name in ("snd_una", "snd_max")}
-        over = {name: end is not None and value == (end + 1) % 2**32
-                for name, value in last.items()}  # fmt: skip
-        assert table["bytes_acked"][n] == sum(run["acked"] for run in mine) - over["snd_una"]
-        begins = {name: int(whole[name][at[0]]) for name in ("location", "state", "callvalue")}
-        early = {"sent": 0, "received": 0}
-        if begins == {"location": 4, "state": SYN_RECV, "callvalue": ESTABLISHED}:
-            early["received"] = int(whole["seg_len"][at[0]])
-            early["sent"] = (int(whole["snd_max"][at[0]]) - int(whole["snd_una"][at[0]])) % 2**32
-        told = {name: value + sum(run[name] for run in mine) for name, value in early.items()}
-        assert table["bytes_sent"][n] == told["sent"] - over["snd_max"]
-        assert table["bytes_received"][n] == told["received"] - fin
-        begins_there = begins["location"] == 4 and (
-            begins["callvalue"] in (2, 3) or (begins["state"], begins["callvalue"]) == (3, 1)
-        )
-        before = 0 if begins_there else int(whole.lost[at[0]])
-        lost = sum(run["lost"] for run in mine) + before
-        assert table["lost_before"][n] == before
-        assert (table["lost_records"][n], table["proven"][n]) == (lost, not lost)
-        for limit in LIMITS:
-            spans = [run["end"] - run["start"] for run in mine if run["limit"] == limit]
-            sure = [run["certain"] for run in mine if run["limit"] == limit]
-            assert table[f"us_{limit}"][n] == pytest.approx(sum(spans) / 1000)
-            assert table[f"us_{limit}_min"][n] == pytest.approx(sum(sure) / 1000)
-        least = [int(rtt) for rtt in whole["min_rtt_us"][at] if rtt != 2**32 - 1]
-        assert value_of(table["min_rtt_us"][n]) == min(least, default=None)
-        assert table["cwnd_max"][n] == whole["snd_cwnd_segs"][at].max()
-        windows = whole["snd_wnd"][at].astype(np.int64)
-        fall = (np.maximum.accumulate(windows) - windows).max()
-        assert table["snd_wnd_fall"][n] == fall
-        delivered = int(whole["delivered"][at[-1]]) - int(whole["delivered"][at[0]])
-        marked = at[-1] - at[0]
-        ratio = value_of(table["delivered_ce_ratio"][n])
-        assert ratio is None or not delivered or ratio == pytest.approx(marked / delivered)
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 if IS_FULL else 15, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 10**12)), max_size=300),
        st.sampled_from([1, 50, 95, 99, 100]), st.booleans())  # fmt: skip
 def test_percentiles(pairs: list[tuple[int, int]], share: int, apart: bool) -> None:
@@ -347,16 +202,6 @@ def test_a_loss_gives_bounds(capture: Path) -> None:
     assert whole["proven"].all() and not whole["uncertain_us"].any()
 
 
-def test_both_ways_give_the_same(capture: Path) -> None:
-    table, runs = tables(capture)
-    alone = connections(capture)
-    assert all(str(alone[name].tolist()) == str(table[name].tolist()) for name in table)
-    again = intervals(capture)
-    assert all((again[name] == runs[name]).all() for name in runs)
-    assert list(runs) == [column.name for column in INTERVALS]
-    assert set(runs["family"]) <= set(LIMITS) - set(FAMILY)
-
-
 def run(*options: str | Path) -> Any:
     return CliRunner().invoke(
         command.command, [str(option) for option in options], standalone_mode=False
@@ -437,15 +282,6 @@ def test_p_where_and_sort_choose_in_all_forms(capture: Path) -> None:
     with tcpkmon.open(capture) as reader:
         clock = reader.clock
     assert began == (row["start_ns"] + clock[1] - clock[0]) // 1000
-
-
-def test_pandas(capture: Path) -> None:
-    pytest.importorskip("pandas")
-    with tcpkmon.open(capture) as reader:
-        assert isinstance(reader, Analysed)
-        frame = reader.table("connections").to_pandas()
-        assert frame.lport.tolist() == [5001, 5002, 5003]
-    assert set(tcpkmon.intervals(capture).conn_id) == {1, 2, 3}
 
 
 def test_choose_sorts_null_last() -> None:
