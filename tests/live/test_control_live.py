@@ -166,7 +166,7 @@ def test_what_everybody_knows_of_a_capture(
     assert told["enabled"] is told["data"] is True
     assert {"SOCK_SEND", "IP_RECV"} <= {row["name"] for row in told["events"]}
     assert set(told) == {
-        "name", "pid", "format", "schemata", "data", "enabled", "rings", "buffer_bytes",
+        "name", "tcpkmon", "pid", "format", "schemata", "data", "enabled", "rings", "buffer_bytes",
         "low_water_percent", "records", "bytes", "rates", "ring_fill", "reader_lag_s", "cost",
         "disk_free_bytes", "unproven", "lost", "events",
     }  # fmt: skip
