@@ -52,6 +52,12 @@ are those of data, without SYN and FIN. A record is made before its segment coun
 that is still open, `bytes_received` has what its last segment brings, by `seg_seq`, and
 `bytes_acked` lacks it.
 
+A connection ends when it comes to CLOSE: a program that keeps its socket makes it no longer. Where an
+end closed and the kernel does not show segments after that (no SEGMENT_CLOSING), and the capture ended
+before the connection, `bytes_sent`, `bytes_acked` and `bytes_received` are lower bounds:
+`bytes_at_least` is true, also where `proven` is. `bytes_unsent` is what its program had written and
+was not sent.
+
 `errno` is the last error of the socket. After a close with SO_LINGER 0 that is 104 (rst_sent),
 which no program was told, as it had closed.
 """
@@ -66,7 +72,7 @@ def connections_page() -> str:
         _HEAD,
         "## connections\n",
         f"Beside these, for each limit ({names}) the columns `us_<limit>`, `us_<limit>_min` and "
-        "`us_<limit>_max`. Their sum is the time between the first record and the last.\n",
+        "`us_<limit>_max`. Their sum is the time from the first record to `end_ns`.\n",
         _table(rows, ("tcptrace", "tstat")),
         "\n`--names tcptrace` gives the names of `tcptrace -l`, `--names tstat` those of Tstat's "
         "log_tcp_complete, with this host as a and client. What they count in packets, a stack "

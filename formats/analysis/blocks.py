@@ -101,10 +101,11 @@ class Block:
     def __getitem__(self, name: str) -> Array:
         return self.rows[name]
 
-    def with_rows(self, rows: Mapping[str, Array]) -> Block:
-        """The same with other columns."""
+    def with_rows(self, rows: Mapping[str, Array], times_ns: Array | None = None) -> Block:
+        """The same with other columns, and other times."""
         found = copy(self)
         found.rows = rows
+        found.times_ns = self.times_ns if times_ns is None else times_ns
         return found
 
     def spread(self, values: Array) -> Array:

@@ -66,7 +66,7 @@ def command(
     """
     import numpy as np
 
-    from tcpkmon.formats.analysis.exchanges import each_once, exchanges
+    from tcpkmon.formats.analysis.exchanges import as_known, each_once, exchanges
     from tcpkmon.formats.analysis.why import Source, has_waits, rows_of
     from tcpkmon.formats.registry import group
 
@@ -92,7 +92,7 @@ def command(
                 click.echo(json.dumps(row))
         else:
             rows, both = each_once(table)
-            table = {name: values[rows] for name, values in table.items()}
+            table = as_known({name: values[rows] for name, values in table.items()})
             meanwhile = _meanwhile(table, whole, slowest, paths if resolved else ())
             if not len(table["conn_id"]) and (ports or where):
                 click.echo("no such exchange in this capture")
@@ -194,8 +194,9 @@ def _print(
     if table["pipelined"].any():
         count = len(np.unique(table["conn_id"][table["pipelined"]]))
         click.echo(f"pipelined: on {count} connection{'s' * (count != 1)} several requests were "
-                   "under way at once (as in HTTP/2), and single ones cannot be told apart: an "
-                   "exchange there may be several of them, or parts")  # fmt: skip
+                   "under way at once (as in HTTP/2), or an answer began before all of its request "
+                   "was read; single ones cannot be told apart: an exchange there may be "
+                   "several, or a part")  # fmt: skip
 
 
 def _print_parts(summary: Any, side: str) -> None:

@@ -529,7 +529,78 @@ def test_why_says_who_read_late(tmp_path: Path) -> None:
     one.close(100)
     path = write_requests(tmp_path / "a.pm", one)
     done = CliRunner().invoke(why.command, [str(path)], standalone_mode=False)
-    assert "its own program read the answers 90 ms late, together, 88 % of the time" in done.output
+    assert "its own program read the answers 90 ms late, together, 89 % of the time" in done.output
+
+
+@pytest.mark.parametrize("close_ms, goodbye", [(1.2, True), (300, False)])
+def test_a_last_message_before_a_close_is_a_goodbye(
+    tmp_path: Path, close_ms: float, goodbye: bool
+) -> None:
+    """As Terminate of postgres: nothing answers it. Who waits for an answer closes later."""
+    asks, answers = Socket().open(1, True), Socket(2, lport=80, rport=40000).open(1, False)
+    asks.send(5, 120)
+    asks.segment(405, 4000)
+    asks.receive(406, 4000)
+    asks.send(500, 5)
+    asks.close(500 + close_ms)
+    answers.segment(5, 120)
+    answers.receive(5.1, 120)
+    answers.send(404, 4000)
+    answers.segment(500.1, 5)
+    answers.receive(500.2, 5)
+    answers.put(500.1 + close_ms, 4, callvalue=8)
+    answers.put(1000, 11, state=8)
+    path = write_requests(tmp_path / "a.pm", asks, answers)
+    table = exchanges(path)
+    assert table["goodbye"].tolist() == [False, goodbye] * 2
+    text = CliRunner().invoke(command, [str(path)], standalone_mode=False).output
+    assert ("1 goodbye, closed at once behind" in text) == goodbye != ("without an answer" in text)
+    text = CliRunner().invoke(why.command, [str(path)], standalone_mode=False).output
+    assert ("an answer that did not come" in text) == (not goodbye), text
+
+
+def both_ends_greeted(tmp_path: Path) -> Path:
+    """A server that speaks first and closes at once; both ends."""
+    ends = Socket().open(1, True), Socket(2, lport=80, rport=40000).open(1.05, False)
+    asks, greets = ends
+    greets.send(1.2, 61)
+    greets.close(1.21)
+    asks.segment(1.3, 61)
+    asks.read = asks.arrived
+    asks.put(1.31, 4, callvalue=8)
+    return write_requests(tmp_path / "a.pm", *ends)
+
+
+def test_an_exchange_that_takes_no_time_is_there_once(tmp_path: Path) -> None:
+    path = both_ends_greeted(tmp_path)
+    table = exchanges(path)
+    assert table["peer_id"].tolist() == [2, 1]
+    rows, both = each_once(table)
+    assert table["side"][rows].tolist() == ["client"] and both == 1
+    text = CliRunner().invoke(command, [str(path)], standalone_mode=False).output
+    assert "as server" not in text and text.count("1 exchange") == 2
+
+
+def test_an_answer_of_which_only_the_reading_is_not_known(tmp_path: Path) -> None:
+    """Its bytes came for 2 s; then there is no record for 3 s, at whose end all was read."""
+    one = Socket().open(1, active=True)
+    one.send(5, 10)
+    one.segment(6, 500)
+    one.segment(2006, 500)
+    one.read = one.arrived
+    one.put(5006, 4, callvalue=4)
+    path = write_requests(tmp_path / "a.pm", one, locations={"SEGMENT_RECEIVED": "btf"})
+    text = CliRunner().invoke(command, [str(path)], standalone_mode=False).output
+    assert "took 2 s: the answer arrived for 2 s, 100 % of the time; when its process read it " \
+           "is not known" in text  # fmt: skip
+    assert "receiving the answers" in text and "time that is not known" not in text
+
+
+def test_what_is_as_uncertain_as_it_is_long_is_not_known() -> None:
+    one = Connection(1, end_ns=1000 * MS, limit_ns={"app": 1000 * MS}, raddr="10.0.0.2")
+    for unsure, words in ((0.95, "for how long is not known"), (0.3, "(uncertain by up to")):
+        sums = {**ASKED, "uncertain_ns": int(unsure * ASKED["think_ns"])}
+        assert words in Waited(True, sums, 0, 0).told(one)[0][0][1]
 
 
 def test_who_closed_waits_for_no_request_and_makes_none(tmp_path: Path) -> None:

@@ -38,6 +38,20 @@ def test_a_piece_that_a_cork_keeps_is_not_the_application(busy_ms: int, held: bo
     assert told([0, 100], FREE, row) == [*wanted, ("app", 20.0)]
 
 
+@pytest.mark.parametrize("paid_ms, held", [(0, True), (0.1, True), (-30, False)])
+def test_pacing_does_not_hold_what_a_cork_keeps(paid_ms: float, held: bool) -> None:
+    """As haproxy's header with MSG_MORE under bbr: 114 bytes wait for 40 ms, then leave with more.
+    Where what was sent before is paid for later only, it may be pacing."""
+    first = {**FREE, **PACED, "location": 9, "snd_sb_cc": 114, "next_tx_us": paid_ms}
+    row = {**FREE, **PACED, "snd_sb_cc": 2114, "snd_max": 3114, "packets_out": 3,
+           "first_tx_us": 1, "next_tx_us": 1}  # fmt: skip
+    wanted = [("nagle", 39.0), ("app", 1.0)] if held else [("app", 40.0)]
+    assert told([0, 40], first, row) == wanted
+    row["busy_us"] = 36_000  # and where no record shows what was written
+    wanted = [("idle", 4.0), ("nagle", 35.0)] if held else [("idle", 39.0)]
+    assert told([0, 40], {**first, "snd_sb_cc": 0}, row) == [*wanted, ("app", 1.0)]
+
+
 def test_a_pause_ends_when_the_first_segment_leaves() -> None:
     """The window is full at the end of the step; it was empty for most of it."""
     row = {**FREE, "snd_max": 101_000, "snd_sb_cc": 200_000, "packets_out": 100, "first_tx_us": 30,

@@ -17,6 +17,7 @@ from tcpkmon.formats.analysis.why import (
     HostSettings,
     Peers,
     Source,
+    connection_of,
     connections,
     head,
     tally,
@@ -84,9 +85,9 @@ def test_an_end_that_is_not_orderly_comes_first(
                            "Connection reset by peer), 200 B of what was sent was not "
                            "acknowledged: look at the program there, or at a box on the path that "
                            "sends RSTs"),
-    ("rst_sent", 1200, "reset by this host after 1.2 kB sent and 34 B received (ECONNRESET: "
-                       "Connection reset by peer): its program closed it with data unread or with "
-                       "SO_LINGER 0, or data came after its close"),
+    ("rst_sent", 1200, "reset by this host after 1.2 kB sent and 34 B received: its program "
+                       "closed it with data unread or with SO_LINGER 0, or data came after its "
+                       "close"),
 ])  # fmt: skip
 def test_a_reset_comes_after_what_limited_it(reason: str, acked: int, words: str) -> None:
     """Only one that lost data is a warning."""
@@ -319,6 +320,88 @@ def test_a_reader_that_is_behind_is_what_its_sender_names() -> None:
     for told in ({}, {"rx_app": 0}, {"rx_app": MS, "rx_autotune": 2 * MS}):
         kept_up = dataclasses.replace(behind, receiving_ns=told)
         assert "reads too slowly" not in verdict(sender, kept_up)[0]
+
+
+SYN = {"location": [4, 14, 2, 14, 4, 13, 11], "state": [7, 2, 2, 2, 2, 7, 7],
+       "callvalue": [2, 0, 0, 1, 7, 110, 0], "ca_state": [0, 0, 4, 4, 4, 4, 0]}  # fmt: skip
+"""connect(); the timer fires twice, the second time it gives up; the socket stays."""
+
+
+def told_of(times_ms: list[int], records: Any = lambda _: True, **values: Any) -> tuple[Any, str]:
+    """The one connection of such a capture, and what is said of it."""
+    whole = snapshots(times_ms, **values)
+    table = test_why.table_of(whole, records=records)
+    one = connection_of(table, 0)
+    return one, "; ".join([head(one), *verdict(one)])
+
+
+def test_a_dead_socket_is_no_connection() -> None:
+    """It ended with ETIMEDOUT at 2 s; its program closes it 11 s later."""
+    one, text = told_of([0, 1000, 1000, 2000, 2000, 2000, 13_000], **SYN)
+    assert (one.duration_s, one.silent_us, one.syn_retrans) == (2, 2e6, 1)
+    assert "(2 SYN sent)" in text and "the same segment" not in text
+    dead = receiver(rto_unanswered=4, silent_us=9e6, rto_unanswered_us=8e6, end_reason="timeout",
+                    errno=errno.ETIMEDOUT)  # fmt: skip
+    assert "was sent again 3 times" in " ".join(verdict(dead))  # the last timer sent nothing
+
+
+def test_who_closes_before_an_answer_gave_up() -> None:
+    rows = {name: [values[at] for at in (0, 1, 2, 4, 6)] for name, values in SYN.items()}
+    one, text = told_of([0, 1000, 1000, 2000, 2001], **rows)
+    assert one.end_reason == "given_up" and "opening" not in text
+    assert "given up by this host after 2 s: its program closed it before" in text
+    unknown, _ = told_of([0, 1, 2, 3, 4], lambda name: name != "SOCKET_ERROR", **rows)
+    assert unknown.end_reason == "open"  # an error may have ended it
+
+
+CLOSES = {"location": [1, 1, 4], "state": [1, 1, 1], "callvalue": [0, 0, 4],
+          "snd_una": [0, 0, 1000], "snd_max": 1000, "snd_sb_cc": [9000, 9000, 8000]}  # fmt: skip
+
+
+def test_what_was_unsent_at_the_close_is_said() -> None:
+    for recorded, words in ((True, "8.0 kB that it wrote were not sent until the last record"),
+                            (False, "closed it with 8.0 kB unsent; what was sent of that is not"),
+                            ):  # fmt: skip
+        one, text = told_of([0, 9, 10], lambda name, all_=recorded: all_, **CLOSES)
+        assert one.bytes_unsent == 8000 and words in text
+        assert recorded not in (one.bytes_at_least, "at least 1.0 kB" in text)
+    sent = {**CLOSES, "snd_max": [1000, 1000, 9000]}
+    assert told_of([0, 9, 10], **sent)[0].bytes_unsent == 0
+    dies = {**CLOSES, "location": [1, 8, 4], "callvalue": [0, 0, 7]}
+    assert "8.0 kB that its program wrote were never sent" in told_of([0, 9, 10], **dies)[1]
+
+
+@pytest.mark.parametrize("sent, more, left_ms", [(0, True, 5000), (0, False, 0), (500, True, 0)])
+def test_a_program_that_has_not_closed_though_its_peer_did(
+    sent: int, more: bool, left_ms: int
+) -> None:
+    """CLOSE_WAIT at 10 ms. What is sent then is an answer to a client that closed its half."""
+    rows: Any = {"location": [1, 4, 4], "state": [1, 1, 8], "callvalue": [0, 8, 9],
+                 "snd_una": [0, 0, sent], "snd_max": [0, 0, sent], "snd_sb_cc": 0}  # fmt: skip
+    one, text = told_of([0, 10, 5010 if more else 11], **rows)
+    assert one.close_wait_us == (left_ms or (not more)) * 1000
+    assert ("its own program did not for 5 s (CLOSE_WAIT)" in text) == bool(left_ms)
+
+
+def test_one_that_is_not_closed_at_the_end_of_the_capture() -> None:
+    whole = snapshots([0, 10, 3010], conn_id=[1, 1, 2], location=[1, 4, 1], state=1,
+                      callvalue=[0, 8, 0], snd_una=0, snd_max=0, snd_sb_cc=0)  # fmt: skip
+    assert test_why.table_of(whole)["close_wait_us"].tolist() == [3e6, 0]
+
+
+def test_shares_of_a_receiver_are_of_the_time_since_it_was_open() -> None:
+    one = receiver(quiet_us=0.9e6, end_ns=10_000 * MS, limit_ns={"opening": 9000 * MS, "idle": MS})
+    assert "for 90 % of the time since it was open" in verdict(one)[0]
+    rows = {"location": [4, 4, 1], "state": [7, 2, 1], "callvalue": [2, 1, 0], "seg_len": [0, 0, 9]}
+    assert told_of([0, 9000, 9100], **rows)[0].quiet_us == 0
+    assert told_of([0, 8000, 9000], **rows)[0].quiet_us == 1e6
+
+
+def test_a_window_that_fell_tells_no_upper_bound() -> None:
+    """The peer read 10 of 132 kB; its window was 105 kB at most."""
+    text = verdict(receiver(bytes_received=0, limit_ns={"rwnd": MS}, snd_wnd_max=105_000,
+                            snd_wnd_fall=105_000, snd_wnd_low_us=1e6))[0]  # fmt: skip
+    assert "reads too slowly, its window fell by 105 kB" in text and "up to" not in text
 
 
 def test_a_socket_that_bbr_paced_stays_paced() -> None:

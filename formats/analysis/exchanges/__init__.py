@@ -15,14 +15,14 @@ from tcpkmon.formats.analysis.exchanges.overlap import each_once, served
 from tcpkmon.formats.analysis.exchanges.picture import draw_requests
 from tcpkmon.formats.analysis.exchanges.story import head, story
 from tcpkmon.formats.analysis.exchanges.streams import NEEDED, OPTIONAL, calls_of
+from tcpkmon.formats.analysis.exchanges.summary import as_known, summarize
 from tcpkmon.formats.analysis.exchanges.summary import slowest as slowest_of
-from tcpkmon.formats.analysis.exchanges.summary import summarize
 from tcpkmon.formats.analysis.exchanges.table import as_arrow, exchanges, make_cutter
 from tcpkmon.formats.analysis.exchanges.waiting import Waited, waited
 
 __all__ = [
     "EXCHANGE", "EXCHANGES", "NEEDED", "NULL", "OPTIONAL", "PARTS", "Exchanges",
-    "Waited", "as_arrow", "asked_meanwhile", "calls_of", "did_meanwhile",
+    "Waited", "as_arrow", "as_known", "asked_meanwhile", "calls_of", "did_meanwhile",
     "draw_requests", "each_once", "exchanges", "head", "make_cutter", "served", "slowest_of",
     "story", "summarize", "waited",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ laddr | text | local address
 lport | int | local port
 raddr | text | remote address
 rport | int | remote port
+peer_id | int? | conn_id of its other end, where the capture has that
 pid | int? | process that owns this end, where the capture has it
 comm | text? | and its name
 side | text | client: this end sent the request; server: it received it
@@ -27,11 +28,15 @@ read_ns | int? | client: from there until its process had read it
 total_ns | int? | from start_ns to the end of the last part
 request_bytes | int | of the request
 response_bytes | int | of the answer; 0: there was none
+goodbye | bool | the last message, without an answer, behind which its writer closed at once
 exact | bool | all of these times are from calls and segments that were recorded
 uncertain_ns | int | sum of the widths of the bounds of these times
+read_uncertain_ns | int | of that, of when the answer was read: of read_ns and total_ns
+wait_uncertain_ns | int | and of when the one before it was over: of wait_ns alone
 certain | bool | no record is missing from its beginning to its end, and it began in the capture
 lost_records | int | missing in the capture in that time
-pipelined | bool | several requests were under way at once on its connection, as either end saw
+pipelined | bool | on its connection several requests were under way at once, or an answer began \
+before all of one was read, as either end saw
 retransmits | int | records of segments that this end sent again in that time
 """)
 PARTS = ("wait", "request", "think", "network", "response", "read")

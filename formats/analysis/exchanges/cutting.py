@@ -30,11 +30,16 @@ EXCHANGE = np.dtype(
         ("response_ns", "i8"), ("read_ns", "i8"), ("total_ns", "i8"), ("request_bytes", "i8"),
         ("response_bytes", "i8"),
         ("exact", "?"), ("uncertain_ns", "i8"), ("certain", "?"), ("lost_records", "i8"),
-        ("pipelined", "?"), ("retransmits", "i8"),
+        ("pipelined", "?"), ("retransmits", "i8"), ("goodbye", "?"),
+        ("read_uncertain_ns", "i8"), ("wait_uncertain_ns", "i8"),
     ]
 )  # fmt: skip
 """A row of the table, with its null as NULL."""
 NULL = np.iinfo(np.int64).min
+UNSURE = 0.9
+"""Of a time, that its bounds may be apart; beyond that it is not known."""
+_AT_ONCE_NS = 10_000_000
+"""A writer that closes later may have waited for an answer."""
 _KINDS = ("", "time_", "width_")
 
 
@@ -118,6 +123,7 @@ class Exchanges:
         width = shifted(cut.ends_width, firsts, np.where(begins, 0, free_width[mine]))
         width = np.where(rows["is_client"], np.minimum(width, wait), width)
         rows["uncertain_ns"] += width
+        rows["wait_uncertain_ns"] = width
         rows["exact"] &= (width == 0) & ~old
         rows["certain"] &= ~old
         number[mine] += counts
@@ -141,6 +147,7 @@ class _Cut:
         self._places = place[self._firsts]
         self._group = np.repeat(np.arange(len(self._firsts)), self._lasts - self._firsts + 1)
         self._over = streams.ended[self._places] | to_end
+        self._streams = streams
         a_before = shifted(events["a"], self._firsts, answered[self._places])
         is_answer = events["a"] > a_before
         self._at = np.flatnonzero(is_answer)
@@ -222,6 +229,8 @@ class _Cut:
         late_a = events["late_a"][last]
         unsure += np.where(greets, 0, np.minimum(events["late_q"][asked], whole - trip)) + late_a
         rows["uncertain_ns"] = unsure
+        read = events.widths(((settled, "s", is_client & is_settled),))
+        rows["read_uncertain_ns"] = read
         low = np.where(greets, first, np.minimum(asks, first))
         high = np.maximum(last, np.where(is_settled, settled, last))
         lost = events["lost"][high] - events["lost_before"][low]
@@ -259,6 +268,9 @@ class _Cut:
             more[name] = NULL
         more["response_ns"] = 0
         more["request_bytes"] = events["q"][end] - upto[groups]
+        closed = self._streams.closed_by_asker(more["place"])
+        is_last = (events["a"][end] > 0) & (closed - events["time_q"][asked] <= _AT_ONCE_NS)
+        more["goodbye"] = is_last
         more["uncertain_ns"] = events.widths(((asks, "q", True), (asked, "q", asked != asks)))
         more["uncertain_ns"] += events["late_q"][asked]
         lost = events["lost"][end] - events["lost_before"][asks]

@@ -8,14 +8,10 @@ eight under way, at all times. So all its exchanges are of the streams, at both 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why import Table
-
-_OTHER = {"client": "server", "server": "client"}
 
 
 class Ends:
@@ -26,24 +22,15 @@ class Ends:
         self.ids, firsts, self.of_row = np.unique(
             table["conn_id"], return_index=True, return_inverse=True
         )
-        begins, stops = _times(table)
-        self._low, self._high = np.full(len(self.ids), np.inf), np.full(len(self.ids), -np.inf)
-        np.minimum.at(self._low, self.of_row, begins)
-        np.maximum.at(self._high, self.of_row, stops)
-        names = [table[name][firsts].tolist() for name in ("laddr", "lport", "raddr", "rport")]
-        self._keys = list(zip(*names, strict=True))
         self.sides = table["side"][firsts].tolist()
-        self._by_ends: dict[tuple[Any, ...], list[int]] = {}
-        for at, (key, side) in enumerate(zip(self._keys, self.sides, strict=True)):
-            self._by_ends.setdefault((*key, side), []).append(at)
+        self._peers = table["peer_id"][firsts]
 
-    def others(self, at: int) -> list[int]:
-        """The places of the other ends of that one's connection. Ports can be used again; the same
-        connection is there at the same time."""
-        here, port, there, remote = self._keys[at]
-        found = self._by_ends.get((there, remote, here, port, _OTHER[self.sides[at]]), ())
-        return [other for other in found if self._low[other] <= self._high[at]
-                and self._low[at] <= self._high[other]]  # fmt: skip
+    def other(self, at: int) -> int | None:
+        """The place of the other end of that one's connection, which sees the other side."""
+        peer = self._peers[at]
+        found = int(np.searchsorted(self.ids, peer)) if peer > 0 else len(self.ids)
+        is_there = found < len(self.ids) and self.ids[found] == peer
+        return found if is_there and self.sides[found] != self.sides[at] else None
 
 
 def _times(table: Table) -> tuple[Array, Array]:
@@ -59,7 +46,8 @@ def spread(table: Table) -> Array:
     proven = np.zeros(len(ends.ids), np.bool_)
     proven[ends.of_row[table["pipelined"]]] = True
     for at in np.flatnonzero(proven).tolist():
-        proven[ends.others(at)] = True
+        if (other := ends.other(at)) is not None:
+            proven[other] = True
     return proven[ends.of_row]
 
 
@@ -67,7 +55,8 @@ def each_once(table: Table) -> tuple[Array, int]:
     """The rows of exchanges, each once: where both ends of a connection are in the table, the
     client's; and of how many connections both are."""
     ends = Ends(table)
-    both = [at for at, side in enumerate(ends.sides) if side == "server" and ends.others(at)]
+    both = [at for at, side in enumerate(ends.sides) if side == "server"
+            and ends.other(at) is not None]
     return np.flatnonzero(~np.isin(ends.of_row, both)), len(both)
 
 
@@ -80,8 +69,8 @@ def served(table: Table, whole: Table) -> Array:
     places = np.searchsorted(ends.ids, table["conn_id"]).tolist()
     found = np.full(len(places), -1)
     for row, (at, begin, stop) in enumerate(zip(places, *_times(table), strict=True)):
-        of = ends.others(at) if ends.sides[at] == "client" else [at]
-        rows = np.flatnonzero(np.isin(ends.of_row, of))
+        of = ends.other(at) if ends.sides[at] == "client" else at
+        rows = np.flatnonzero(ends.of_row == (-1 if of is None else of))
         if ends.sides[at] == "server":
             rows = rows[whole["number"][rows] == table["number"][row]]
         # A request that is on its way at once arrives before the call that wrote it is over.

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tcpkmon.formats.analysis.exchanges.cutting import UNSURE
 from tcpkmon.formats.analysis.exchanges.summary import Summary
 from tcpkmon.formats.analysis.why.words import human_bytes, human_time
 from tcpkmon.formats.base.text import endpoint
@@ -52,11 +53,13 @@ def story(row: Mapping[str, Any], origin_ns: int) -> str:
     texts = [_SAID[row["side"]][name].format(human_time(ns / 1000)) for name, ns in told
              if total and ns >= _LEAST * total]  # fmt: skip
     sums = [*(ns for _, ns in told), 0]
-    unknown = row["uncertain_ns"] >= total > 0
+    unknown = row["uncertain_ns"] >= UNSURE * total > 0
     if unknown:
         texts = ["where its time went is not known"]
     elif told and total and sums[0] - sums[1] >= 2 * row["uncertain_ns"]:
         texts[0] += f", {100 * told[0][1] / total:.0f} % of the time"
+    if row["side"] == "client" and row["response_bytes"] and row["read_ns"] is None:
+        texts.append("when its process read it is not known (collect --requests records that)")
     if row["retransmits"]:
         texts.append(f"segments were sent again {row['retransmits']} times meanwhile")
     if row["pipelined"]:
@@ -86,7 +89,9 @@ def head(summary: Summary, side: str) -> str:
     elif summary.share:
         text += "; the largest part of their time is not known"
     for count, what in (
-        (summary.unanswered, "without an answer"), (summary.pipelined, "pipelined"),
+        (summary.unanswered, "without an answer"),
+        (summary.goodbyes, f"goodbye{'s' * (summary.goodbyes != 1)}, closed at once behind"),
+        (summary.pipelined, "pipelined"),
         (summary.inexact, "not exact"), (summary.uncertain, "not certain"),
     ):  # fmt: skip
         if count:

@@ -23,7 +23,7 @@ from tcpkmon.formats.analysis.arrays import Array, join
 from tcpkmon.formats.analysis.exchanges.advances import Advances, after
 from tcpkmon.formats.analysis.exchanges.ranked import MOST, running_maxima
 from tcpkmon.formats.analysis.exchanges.resting import Resting
-from tcpkmon.formats.analysis.why import Snapshots
+from tcpkmon.formats.analysis.why import Peers, Snapshots
 from tcpkmon.formats.analysis.why.grouping import Grouped, Places, grown
 from tcpkmon.formats.base.drops import SENT_BIT
 from tcpkmon.formats.base.sequence import ahead_of, unwrap
@@ -106,8 +106,8 @@ class Streams:
     """Reads pieces of snapshots. has_calls: the capture has SEND_CALL and RECEIVE_CALL; at_entry:
     as a call begins, not as it ends.
 
-    side: by place, of CLIENT and SERVER. since: by place, when the handshake was over [ns]; -1: the
-    connection is older than the capture. closing: by place, when one side had closed first [ns].
+    side: by place, of CLIENT and SERVER. first_ns, last_ns: by place, of its records. since: by
+    place, when the handshake was over [ns]; -1: it is older than the capture. closing: by place, when one side had closed first [ns].
     ended: by place. latest: by name and place, what names it.
     servers: ports on which connections were accepted; add those that are known from elsewhere.
     """
@@ -116,7 +116,8 @@ class Streams:
         self.places = Places()
         self.side = np.zeros(0, np.int8)
         self.since = np.zeros(0, np.int64)
-        self.closing = np.zeros(0, np.int64)
+        self.closing, self._fin_sent, self._fin_came = (np.zeros(0, np.int64) for _ in range(3))
+        self.first_ns, self.last_ns = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self.ended = np.zeros(0, np.bool_)
         self.latest: dict[str, Array] = {}
         self._has_calls, self._at_entry = has_calls, at_entry
@@ -153,7 +154,9 @@ class Streams:
         count = len(self.places)
         self.side, self.ended = grown(self.side, count), grown(self.ended, count)
         self.since, self._seen = grown(self.since, count, -1), grown(self._seen, count)
-        self.closing = grown(self.closing, count, np.iinfo(np.int64).max)
+        for name in ("closing", "_fin_sent", "_fin_came", "first_ns"):
+            setattr(self, name, grown(getattr(self, name), count, np.iinfo(np.int64).max))
+        self.last_ns = grown(self.last_ns, count)
         self._at = {name: grown(values, count) for name, values in self._at.items()}
         # The first row of a connection that was seen is its last one that was read: a context.
         is_new = np.ones(len(rows), np.bool_)
@@ -191,6 +194,11 @@ class Streams:
         self.servers.update(rows["lport"][opens[~active]].tolist())
         closes = (rows["location"] == Location.STATE_CHANGE) & np.isin(rows["callvalue"], _CLOSES)
         np.minimum.at(self.closing, rows.of_row[closes], rows.times[closes])
+        for found, state in ((self._fin_sent, State.FIN_WAIT1), (self._fin_came, State.CLOSE_WAIT)):
+            some = closes & (rows["callvalue"] == state)
+            np.minimum.at(found, rows.of_row[some], rows.times[some])
+        np.minimum.at(self.first_ns, rows.places, rows.times[rows.firsts])
+        np.maximum.at(self.last_ns, rows.places, rows.times[rows.lasts])
         self.ended[rows.of_row[rows["location"] == Location.DESTROY]] = True
 
     def _events(self, rows: Grouped, is_new: Array, is_read: Array) -> Events:
@@ -206,6 +214,27 @@ class Streams:
         found = Advances(rows, at, is_new, self._has_calls, self._at_entry).columns()
         keep = np.flatnonzero(is_read & found.pop("moved"))
         return Events({name: values[keep] for name, values in found.items()})
+
+    def closed_by_asker(self, place: Array) -> Array:
+        """When the end that asks closed, where that was the first to do so; else never [ns]."""
+        is_client = self.side[place] == CLIENT
+        ours, theirs = self._fin_sent[place], self._fin_came[place]
+        asker = np.where(is_client, ours, theirs)
+        never = np.iinfo(np.int64).max
+        return np.where(asker <= np.where(is_client, theirs, ours), asker, never)
+
+    def peers(self, place: Array) -> Array:
+        """Of these connections, conn_id of the other end; 0: it is not here."""
+        count, found = len(self.places), np.zeros(len(place), np.int64)
+        if count:
+            named = ("conn_id", "laddr", "lport", "raddr", "rport")
+            table = {name: self.latest[name][:count] for name in named}
+            times = {"start_ns": self.first_ns[:count], "end_ns": self.last_ns[:count]}
+            others, ids = Peers({**table, **times}), table["conn_id"]
+            for row, one in enumerate(ids[place].tolist()):
+                if (other := others.of(one)) is not None:
+                    found[row] = ids[other]
+        return found
 
     def tell_sides(self, events: Events) -> None:
         """Of connections that are older than the capture: by a port on which others were accepted,

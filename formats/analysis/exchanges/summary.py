@@ -9,6 +9,7 @@ import numpy as np
 
 from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.exchanges.columns import PARTS
+from tcpkmon.formats.analysis.exchanges.cutting import UNSURE
 from tcpkmon.formats.analysis.why import Table
 
 SHARES = (50, 95, 99)
@@ -33,8 +34,8 @@ class Summary:
     """Exchanges of one side together. parts: by name of SHOWN, those that have values, all of the
     same exchanges: `measured` of them, of which all these parts are known.
 
-    unanswered, inexact, uncertain, pipelined: how many of them. share: by name, 0 to 1, of the time
-    from request to end that a part took; largest: the name of the largest one, "" without any and
+    unanswered (without goodbyes), goodbyes, inexact, uncertain, pipelined: how many of them.
+    share: by name, 0 to 1, of the time from request to end that a part took; largest: the name of the largest one, "" without any and
     where the bounds of the times leave it open.
     """
 
@@ -43,6 +44,7 @@ class Summary:
     parts: dict[str, Part]
     share: dict[str, float]
     unanswered: int
+    goodbyes: int
     inexact: int
     uncertain: int
     pipelined: int
@@ -57,6 +59,18 @@ class Summary:
         return max(self.share, key=lambda name: self.share[name], default="")
 
 
+def as_known(table: Table) -> Table:
+    """The exchanges for people: read_ns is null where its bounds are as long as all the rest, as
+    then the other times are known without it; and uncertain_ns is of total_ns."""
+    total = table["total_ns"].astype(np.float64)
+    unsure = table["read_uncertain_ns"]
+    unknown = (unsure > 0) & (unsure >= UNSURE * np.nan_to_num(total))
+    read = np.where(unknown, np.nan_to_num(table["read_ns"].astype(np.float64)), 0)
+    rest = table["uncertain_ns"] - table["wait_uncertain_ns"] - unsure * unknown
+    found = {"total_ns": total - read, "uncertain_ns": rest}
+    return {**table, **found, "read_ns": np.where(unknown, np.nan, table["read_ns"])}
+
+
 def summarize(table: Table, at: Array) -> Summary:
     """The exchanges in these rows."""
     columns = {name: table[f"{name}_ns"][at].astype(np.float64) for name in SHOWN}
@@ -65,6 +79,9 @@ def summarize(table: Table, at: Array) -> Summary:
     if "wait" in columns and not same.any():  # the pause before the first one is not known
         del columns["wait"]
         same = _known(columns, len(at))
+    rest = {name: values for name, values in columns.items() if name != "read"}
+    if 2 * same.sum() < (others := _known(rest, len(at))).sum():  # most readings are not known
+        columns, same = rest, others
     if "total" not in columns:
         same[:] = False
     parts = {}
@@ -77,7 +94,8 @@ def summarize(table: Table, at: Array) -> Summary:
     share = {name: parts[name].sum / whole for name in _OF_TOTAL if name in parts and whole}
     return Summary(
         len(at), int(same.sum()), parts, share,
-        unanswered=int((table["response_bytes"][at] == 0).sum()),
+        unanswered=int(((table["response_bytes"][at] == 0) & ~table["goodbye"][at]).sum()),
+        goodbyes=int(table["goodbye"][at].sum()),
         inexact=int((~table["exact"][at]).sum()),
         uncertain=int((~table["certain"][at]).sum()),
         pipelined=int(table["pipelined"][at].sum()),

@@ -60,6 +60,8 @@ def _missing(source: Source) -> list[str]:
 
 def _table(rows: Array, streams: Streams, ahead_ns: int | None) -> Table:
     place = rows["place"]
+    ends, of_row = np.unique(place, return_inverse=True)
+    peers = streams.peers(ends)[of_row].astype(np.float64)
     found: Table = {}
     for column in EXCHANGES:
         name = column.name
@@ -73,6 +75,8 @@ def _table(rows: Array, streams: Streams, ahead_ns: int | None) -> Table:
                            else times_of_day(rows["start_ns"] + np.int64(ahead_ns)))  # fmt: skip
         elif name == "side":
             found[name] = np.array(["server", "client"], object)[rows["is_client"].astype(int)]
+        elif name == "peer_id":
+            found[name] = np.where(peers > 0, peers, np.nan)
         elif name not in _OF_ROWS:
             values = streams.latest.get(name)
             whole = np.zeros(len(rows)) if values is None else values[place]

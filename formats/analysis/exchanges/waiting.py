@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tcpkmon.formats.analysis.arrays import Array, runs, shifted
-from tcpkmon.formats.analysis.exchanges.cutting import NULL
+from tcpkmon.formats.analysis.exchanges.cutting import NULL, UNSURE
 from tcpkmon.formats.analysis.exchanges.streams import CLIENT, NEEDED, OPTIONAL, Streams
 from tcpkmon.formats.analysis.exchanges.table import make_cutter
 from tcpkmon.formats.analysis.why import Connection, Snapshots, Source, Table
@@ -32,13 +32,15 @@ _FREE = ("idle", "app", "unknown", "closing")
 class Waited:
     """Of one end of a connection that asked or answered: sums over its exchanges, by the names of
     their columns, and `count`; pause_ns: before each next one. unanswered_ns, after_ns: behind the
-    last one, from its request or its answer until the end or the close."""
+    last one, from its request or its answer until the end or the close. farewell_ns: behind a
+    goodbye until the end."""
 
     is_client: bool
     sums: Mapping[str, int]
     pause_ns: int
     unanswered_ns: int
     after_ns: int = 0
+    farewell_ns: int = 0
 
     def told(self, one: Connection) -> tuple[list[tuple[float, str]], float]:
         """Sentences, each with its share of the time, the largest first; and the share of these and
@@ -49,7 +51,8 @@ class Waited:
                       key=lambda item: -item[0])  # fmt: skip
         sentences = [(ns / duration, f"{text}{_share(ns, duration, more)}{more}")
                      for ns, text, more in told]  # fmt: skip
-        return sentences, min(sum(ns for ns, _, _ in texts) / duration, 1.0)
+        known = sum(ns for ns, _, _ in texts) + self.farewell_ns
+        return sentences, min(known / duration, 1.0)
 
     def _waits(self, one: Connection) -> dict[str, int]:
         """How long it waited for what [ns], by name: at most as long as nothing held back what it
@@ -111,16 +114,16 @@ class Waited:
         ]  # fmt: skip
 
     def _long(self, think: int) -> str:
-        return "" if self.sums["uncertain_ns"] >= think else f" {_time(think)}"
+        return "" if self.sums["uncertain_ns"] >= UNSURE * think else f" {_time(think)}"
 
     def _unsure(self, think: int, one: Connection) -> str:
         unsure, text = self.sums["uncertain_ns"], ""
-        if unsure >= think:
+        if unsure >= UNSURE * think:
             text = _UNKNOWN
         elif 20 * unsure > think:
             text = f" (uncertain by up to {_time(unsure)})"
         if self.sums["pipelined"]:
-            text += " (several at once, which the byte streams do not tell apart)"
+            text += " (several at once, or answered before all was read)"
         return text
 
 
@@ -153,6 +156,9 @@ class Asked:
         before = self._ends_before(place, end)
         shared = np.clip(before - rows["start_ns"], 0, end - rows["start_ns"])
         known = {name: np.where(rows[name] == NULL, 0, rows[name]) for name in (*_PARTS, *_SUMS)}
+        # When an answer was read is no bound of the thinking, nor when the one before it was.
+        for name in ("read", "wait"):
+            known["uncertain_ns"] = known["uncertain_ns"] - rows[f"{name}_uncertain_ns"]
         for name in _PARTS:  # what is of an exchange before it too is counted there
             cut = np.minimum(shared, known[name])
             known[name], shared = known[name] - cut, shared - cut
@@ -161,6 +167,7 @@ class Asked:
         np.add.at(of("count"), place, answered & (rows["request_bytes"] > 0))
         of("end_ns")[place] = end  # of several the last one stays
         of("asked_ns")[place] = np.where(answered, 0, end)
+        of("goodbye")[place] = rows["goodbye"]
 
     def _ends_before(self, place: Array, end: Array) -> Array:
         """Until when the exchanges before each one took, of all of its connection. Sorted by
@@ -187,9 +194,11 @@ class Asked:
         if not found["asked_ns"]:  # who closes asks no more
             until = min(until, int(self._streams.closing[place]))
         rest = max(until - found["end_ns"], 0)
-        unanswered = rest if found["asked_ns"] else 0
         is_client = bool(self._streams.side[place] == CLIENT)
-        return Waited(is_client, found, found["wait_ns"], unanswered, rest - unanswered)
+        name = "after" if not found["asked_ns"] else (
+            "farewell" if found["goodbye"] else "unanswered")  # fmt: skip
+        rests = {"unanswered_ns": 0, f"{name}_ns": rest}
+        return Waited(is_client, found, found["wait_ns"], **rests)
 
 
 def waited(source: Source, whole: Table, conn_ids: Array) -> Asked:

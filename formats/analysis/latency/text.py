@@ -132,7 +132,7 @@ def _story(slow: Slow, side: Chain) -> Iterator[str]:
     parts = [
         ("waited in the send buffer", since("transmit", "write")),
         (f"sent again {slow.sent_again} x, the last after", since("resent", "transmit")),
-        ("in the queue until", since("driver", sent)),
+        ("in the queue", since("driver", sent)),
         ("on the network", since("driver_in", "driver")),
         ("acknowledged after", since("ack", "driver") if side == Chain.SENDER else None),
         ("waited behind a hole", since("complete", "tcp")),

@@ -27,15 +27,15 @@ def arriving(block: Block) -> Array:
     return np.where(told, advance(end, expected), 0)
 
 
-def quiet(block: Block, data: Array) -> dict[str, Array]:
+def quiet(block: Block, opened_ns: Array, data: Array) -> dict[str, Array]:
     """(m,) each: data_ns, when data came last, 0 for never; quiet_ns, long times without data.
 
-    data: the rows with a segment that brings some.
+    opened_ns: (m,) since when some could come. data: the rows with a segment that brings some.
     """
     place, times = block.of_row[data], block.times_ns[data]
     came = np.zeros(len(block.groups), np.int64)
     came[place] = times
-    before = block.times_ns[block.groups][place]
+    before = opened_ns[place]
     goes_on = place[1:] == place[:-1]
     before[1:][goes_on] = times[:-1][goes_on]
     spans = times - before

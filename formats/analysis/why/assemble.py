@@ -17,6 +17,7 @@ from tcpkmon.formats.analysis.why.folding import (
     ACTIVE,
     FIN_LOCAL,
     FIN_REMOTE,
+    GIVEN_UP,
     GROWTHS,
     NO_RATE,
     NONE_32,
@@ -52,8 +53,8 @@ _NONE = {
 
 def connections_table(
     found: list[Values], names: Collection[str], about: Mapping[str, Any] | None = None,
-    proven: bool = False, ended: bool = False, retransmits: bool = True,
-    lost: tuple[int, int] = (0, 0),
+    proven: bool = False, ended: bool = False,
+    records: Callable[[str], bool] = lambda location: True, lost: tuple[int, int] = (0, 0),
 ) -> Table:  # fmt: skip
     """The table connections, in the order in which they were seen. It takes the values out of
     `found`, which are those of each block: a million connections would need both.
@@ -62,8 +63,8 @@ def connections_table(
     ahead_ns: the time of day less CLOCK_MONOTONIC.
 
     proven: the capture is not damaged, and of all missing records is known where. ended: its end is
-    known. retransmits: it records RETRANSMIT. lost: how many records are missing in the capture,
-    those of which is known where, and others. UsageError: too many connections.
+    known. records: whether it records a location. lost: how many records are missing in the
+    capture, those of which is known where, and others. UsageError: too many connections.
     """
     values = _joined(found)
     count = len(values["conn_id"]) if values else 0
@@ -80,8 +81,12 @@ def connections_table(
     made["role"] = _named(get("role"), _ROLES)
     made |= _times(get, values)
     counted = made["bytes_retrans"] if "bytes_retrans" in names else None
-    made |= _bytes(get, counted, retransmits)
-    made["end_reason"] = _reasons(get, made)
+    made |= _bytes(get, counted, records("RETRANSMIT"))
+    made["bytes_at_least"] = (
+        get("may_go_on", np.bool_) & ~get("destroyed", np.bool_)
+        & (not records("SEGMENT_CLOSING"))
+    )  # fmt: skip
+    made["end_reason"] = _reasons(get, records("SOCKET_ERROR"))
     made |= _rates(get, made)
     made |= _shares(get, values)
     made["disagreement_us"] = np.maximum(
@@ -214,24 +219,29 @@ def _bounded(counts: Array) -> Array:
 def _silence(get: Callable[..., Array]) -> Table:
     """Of the end: the timeouts that nothing answered, and since when no segment arrived."""
     runs = np.where(get("rto_una") == get("snd_una").astype(np.int64), get("rto_run"), 0)
-    end, heard = get("end_ns"), get("heard_ns")
+    end, heard, opened = get("end_ns"), get("heard_ns"), get("opened_ns")
     data = get("data_ns")
-    rest = end - np.where(data > 0, data, get("start_ns"))
+    rest = end - np.where(data > 0, data, opened)
     quiet = get("quiet_ns") + np.where(rest > QUIET_NS, rest, 0)
     return {
         "rto_unanswered": runs,
         "rto_unanswered_us": np.where(runs > 0, end - get("rto_since_ns"), 0) / 1000,
         "quiet_us": quiet / 1000,
+        # One that is in CLOSE_WAIT has no more records: it is so until the last one of all.
+        "close_wait_us": (get("close_wait_ns") + np.where(
+            get("in_close_wait", np.bool_), end.max(initial=0) - end, 0)) / 1000,
         "silent_us": (end - np.where(heard > 0, heard, get("start_ns"))) / 1000,
     }
 
 
-def _reasons(get: Callable[..., Array], made: Table) -> Array:
+def _reasons(get: Callable[..., Array], errors: bool) -> Array:
+    """errors: the capture records errors of sockets. Without them nobody knows who gave up."""
     errno, closed = get("errno"), get("closed_by")
     rules = (
         (get("rst_received", np.bool_), "rst_received"), (errno == _ETIMEDOUT, "timeout"),
         (get("rst_sent", np.bool_), "rst_sent"), (errno != 0, "error"),
         (closed == FIN_LOCAL, "fin_local"), (closed == FIN_REMOTE, "fin_remote"),
+        ((closed == GIVEN_UP) & errors, "given_up"),
     )  # fmt: skip
     names = np.array([*(name for _, name in rules), "open"], object)
     at = np.select([holds for holds, _ in rules], list(range(len(rules))), len(rules))

@@ -84,11 +84,11 @@ def quiet(block: Block, limit: Array, before: Mapping[str, Array]) -> tuple[Arra
         none = np.zeros(0, np.int64)
         return none, Cuts.make(none, none, 0)
     una, sent = block["snd_una"], before["snd_max"]
-    nobody_paces = block.rows.get("sk_pacing_status", np.zeros(len(block), np.uint16)) == 0
+    free = _free_ns(block)
     ends = una == before["written"]
     left = (before["written"] - sent).astype(np.uint32)
     # A piece that was there when all before it was acknowledged, and less than a segment.
-    holds = (una == sent) & (left > 0) & (left < block["mss"]) & nobody_paces
+    holds = (una == sent) & (left > 0) & (left < block["mss"]) & (free <= before["time"])
     rows = np.flatnonzero(
         (ends | holds)
         & (block["snd_sb_cc"] > 0)
@@ -103,8 +103,8 @@ def quiet(block: Block, limit: Array, before: Mapping[str, Array]) -> tuple[Arra
     rows, end, start, sent_at = rows[told], end[told], start[told], sent_at[told]
     grown = (block[_BUSY][rows].astype(np.int64) - before["busy"][rows]) * 1000
     wrote = np.where(ends[rows], np.clip(end - grown, start, sent_at), start)
-    # Only corks hold back where nothing is in flight, the window is open and nobody paces.
-    corked = (block["snd_wnd"][rows] > 0) & nobody_paces[rows]
+    # Only corks hold back where nothing is in flight, the window is open and pacing lets it out.
+    corked = (block["snd_wnd"][rows] > 0) & (free[rows] <= wrote)
     held = np.where(ends[rows], _JIFFY_NS, _HELD_NS)
     corked &= sent_at - wrote > held
     wrote = np.where(corked | ~ends[rows], wrote, sent_at)
@@ -116,6 +116,14 @@ def quiet(block: Block, limit: Array, before: Mapping[str, Array]) -> tuple[Arra
                        sent=np.where(held_until > sent_at, 1.0, 0.0)[holds_back],
                        acked=np.where(idles[holds_back], 0.0, 1.0))  # fmt: skip
     return rows, Cuts.join(first, second, _paced(block, rows, limit, sent_at))
+
+
+def _free_ns(block: Block) -> Array:
+    """(n,) from when on pacing let out what was written after the snapshot before each one [ns]:
+    what was sent until then is paid for. 0 where nobody paces, and where nothing was sent."""
+    paces = block.rows.get("sk_pacing_status", np.zeros(len(block), np.uint16)) > 0
+    paid_for = np.where(block[NEXT_TX] > 0, block.times_ns - age_ns(block, NEXT_TX), 0)
+    return np.where(paces, block.before(paid_for), 0)
 
 
 def _uncorked(block: Block, rows: Array, limit: Array, sent_at: Array) -> Array:

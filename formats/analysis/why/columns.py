@@ -69,15 +69,19 @@ ca_name | text? | ca_name | | | congestion control
 start | text? | | | | first record, as time of day (UTC)
 start_ns | int | | first_packet | first | first record, CLOCK_MONOTONIC
 established_ns | int? | | | | when the handshake was over, in the capture
-end_ns | int | | last_packet | last | last record
+end_ns | int | | last_packet | last | last record, or when it came to CLOSE
 duration_us | float | | elapsed_time | durat | between them
 handshake_us | float? | | | | of role active: from SYN_SENT to ESTABLISHED
 syn_retrans | int | | | | SYN that were sent again
-end_reason | text | | | | fin_local, fin_remote, rst_sent, rst_received, timeout, error, open
+end_reason | text | | | | fin_local, fin_remote, rst_sent, rst_received, timeout, error, \
+given_up: this host closed it before it was established, open
 errno | int? | | | | the last error of the socket
 bytes_sent | int | | unique_bytes_sent_a2b | c_bytes_uniq | new data
 bytes_acked | int | | | | data that the peer acknowledged
 bytes_received | int | | unique_bytes_sent_b2a | s_bytes_uniq | in order
+bytes_at_least | bool | | | | an end closed, and segments after that are not recorded: these \
+three are at least so many
+bytes_unsent | int | | | | where it closed or died: written, and not sent until the last record
 bytes_retrans | int? | | rexmt_data_bytes_a2b | c_bytes_retx | sent again; null if not recorded
 segs_out | int | segs_out | total_packets_a2b | c_pkts_all | sent [segments]
 segs_in | int | segs_in | total_packets_b2a | s_pkts_all | received [segments]
@@ -112,6 +116,7 @@ rto_bytes | int | | | | segment that was last sent again after a timeout [bytes]
 acked_most | int | | | | most bytes that one ACK acknowledged [bytes]
 silent_us | float | | | | from the last segment that arrived to the end
 quiet_us | float | | | | times of 200 ms (or four round trips) and more without data
+close_wait_us | float | | | | CLOSE_WAIT with nothing to send: the peer had closed, this host not
 loss_probes | int | | | | timers of the loss probe
 reo_timeouts | int | | | | timers of RACK's reordering
 zero_window_probes | int | | zwnd_probe_pkts_a2b | | timers of the window probe

@@ -56,6 +56,8 @@ class Connection:
     bytes_sent: int = 0
     bytes_acked: int = 0
     bytes_received: int = 0
+    bytes_at_least: bool = False
+    bytes_unsent: int = 0
     segments_retransmitted: int = 0
     retrans_ratio: float | None = None
     syn_retrans: int = 0
@@ -82,6 +84,7 @@ class Connection:
     acked_most: int = 0
     silent_us: float = 0.0
     quiet_us: float = 0.0
+    close_wait_us: float = 0.0
     queue_p95_us: float | None = None
     goodput_p50: float = 0.0
     goodput_p99: float = 0.0

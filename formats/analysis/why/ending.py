@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tcpkmon.formats.analysis.why.connections import Connection
-from tcpkmon.formats.analysis.why.words import human_bytes
+from tcpkmon.formats.analysis.why.words import human_bytes, human_time
 from tcpkmon.formats.base.text import endpoint
 
 REFUSED, RESET = "refused by the peer", "reset by the peer"
 _OWN, _TIMED_OUT = "reset by this host", "ended by a timeout"
+_GIVEN_UP = "given up by this host"
 _UNREACHABLE = "ended because the peer cannot be reached"
+_LEFT_US, _LEFT_SHARE = 200_000, 0.05
 _CANNOT = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 
 
@@ -25,7 +27,7 @@ def kind_of_end(reason: str, error: int) -> str:
         return REFUSED if error == errno.ECONNREFUSED else RESET
     if reason == "error" and error == errno.ECONNREFUSED:
         return REFUSED
-    kinds = {"rst_sent": _OWN, "timeout": _TIMED_OUT,
+    kinds = {"rst_sent": _OWN, "timeout": _TIMED_OUT, "given_up": _GIVEN_UP,
              "error": _UNREACHABLE if error in _CANNOT else "ended by an error"}  # fmt: skip
     return kinds.get(reason, "")
 
@@ -37,12 +39,18 @@ def ending(one: Connection) -> str:
         return ""
     peer = endpoint(one.raddr, one.rport)
     name = errno.errorcode.get(one.errno, str(one.errno))
-    told = f" ({name}: {os.strerror(one.errno)})" if one.errno else ""
+    # The errno of a reset that this host sent speaks of the peer.
+    told = f" ({name}: {os.strerror(one.errno)})" if one.errno and kind != _OWN else ""
     tries = f" ({one.syn_retrans + 1} SYN sent)" if one.syn_retrans else ""
     if kind == REFUSED:
         return (
             f"{kind}{told}: a RST of {peer} answered the SYN{tries}. Look whether a server "
             "listens there, or a firewall rejects it"
+        )
+    if kind == _GIVEN_UP:
+        return (
+            f"{kind} after {human_time(1e6 * one.duration_s)}: its program closed it before {peer} "
+            f"answered{tries}. Look whether a host is there, and a firewall lets it through"
         )
     if not one.established:
         return f"{kind}{told}: the connection to {peer} was never established{tries}"
@@ -53,6 +61,8 @@ def ending(one: Connection) -> str:
     lost = one.bytes_sent - one.bytes_acked
     if lost > 0 and is_reset(one):
         passed += f", {human_bytes(lost)} of what was sent was not acknowledged"
+    if one.bytes_unsent:
+        passed += f", {human_bytes(one.bytes_unsent)} that its program wrote were never sent"
     if kind == RESET and lost > 0:
         return f"{passed}: look at the program there, or at a box on the path that sends RSTs"
     if kind == _OWN:
@@ -61,6 +71,29 @@ def ending(one: Connection) -> str:
             "after its close"
         )
     return passed
+
+
+def closed_unsent(one: Connection) -> str:
+    """A sentence on what was written and not sent when its program closed, or ""."""
+    if not one.bytes_unsent or kind_of_end(one.end_reason, one.errno):
+        return ""
+    rest = human_bytes(one.bytes_unsent)
+    if one.bytes_at_least:
+        return f"its program closed it with {rest} unsent; what was sent of that is not recorded"
+    return (
+        f"its program closed it, and {rest} that it wrote were not sent until the last record: "
+        "shut it down, and read to the end before closing"
+    )
+
+
+def left_open(one: Connection) -> str:
+    """A sentence on a program that has not closed though its peer did, or ""."""
+    if one.close_wait_us < max(_LEFT_US, _LEFT_SHARE * 1e6 * one.duration_s):
+        return ""
+    return (
+        f"its peer closed, and its own program did not for {human_time(one.close_wait_us)} "
+        "(CLOSE_WAIT): look whether it closes sockets at whose end it has read"
+    )
 
 
 def closed_before(one: Connection) -> str:

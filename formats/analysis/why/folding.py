@@ -17,7 +17,7 @@ from tcpkmon.formats.analysis.why.limits import LIMITS, NUMBER
 from tcpkmon.formats.analysis.why.losses import loss_rate_spread
 from tcpkmon.formats.analysis.why.receiving import RECEIVING
 from tcpkmon.formats.analysis.why.settling import is_settled
-from tcpkmon.formats.base.sequence import state_after
+from tcpkmon.formats.base.sequence import ahead_of, state_after
 from tcpkmon.formats.base.tcp import ARRIVED, CaState, Location, State
 
 Values = dict[str, Array]
@@ -59,11 +59,16 @@ _LATEST = ("lport", "rport", "pid", "netns", "cgroup", "family", "snd_una", "snd
 _LATE_NS = 10_000_000
 _BY_ACK = [NUMBER[name] for name in ("cwnd", "slow_start", "nagle")]
 """What was in flight was sent at the beginning of such a time."""
-FIN_LOCAL, FIN_REMOTE, ACTIVE, PASSIVE = 1, 2, 1, 2
+FIN_LOCAL, FIN_REMOTE, GIVEN_UP, ACTIVE, PASSIVE = 1, 2, 3, 1, 2
+_SENDS_OR_TAKES = (
+    State.FIN_WAIT1, State.FIN_WAIT2, State.CLOSE_WAIT, State.LAST_ACK, State.CLOSING,
+)  # fmt: skip
+"""States after one end closed, in which data may still be sent or arrive."""
 
 
 def fold(block: Block) -> tuple[Values, Array]:
     """The values of each connection, and the intervals of all, as cut() gives them."""
+    block = _until_closed(block)
     rows, steps = cut(block)
     low, fall = _fall(block)
     values: Values = {"snd_wnd_fall": fall}
@@ -76,7 +81,18 @@ def fold(block: Block) -> tuple[Values, Array]:
     _add_silence(values, block)
     values["loss_rate_spread"] = loss_rate_spread(block)
     _add_steps(values, block, steps, low)
+    _add_rest(values, block, steps)
     return values, rows
+
+
+def _until_closed(block: Block) -> Block:
+    """The block with its records of dead sockets at the time of the change to CLOSE: a program may
+    keep a socket for long after that."""
+    alive = block.last(block["state"] != State.CLOSE)
+    last = block.spread(alive[block.lasts])
+    is_change = (last >= 0) & (state_after(block.rows)[last] == State.CLOSE)
+    dead = is_change & (np.arange(len(block)) > last)
+    return block.with_rows(block.rows, np.where(dead, block.times_ns[last], block.times_ns))
 
 
 def _add_times(values: Values, rows: Array, count: int) -> None:
@@ -221,7 +237,9 @@ def _add_changes(values: Values, block: Block, at: Array, old: Array, new: Array
     told = calls | ((new == State.ESTABLISHED) & (old != State.SYN_SENT))
     opened = new == State.ESTABLISHED
     closes = (old == State.ESTABLISHED) & is_one_of(new, (State.FIN_WAIT1, State.CLOSE_WAIT))
+    closes |= (old == State.SYN_SENT) & (new == State.CLOSE)
     by = np.where(new[closes] == State.FIN_WAIT1, FIN_LOCAL, FIN_REMOTE)
+    by[new[closes] == State.CLOSE] = GIVEN_UP
     # Before the FIN is queued: the end of what the application wrote. MPTCP sets a state twice.
     ends = is_one_of(new, (State.FIN_WAIT1, State.LAST_ACK)) & (new != old)
     data_end = block["snd_una"][at] + block["snd_sb_cc"][at].astype(np.uint32)
@@ -245,7 +263,10 @@ def _add_silence(values: Values, block: Block) -> None:
     """Timeouts of the same data one after the other, and when the last segment arrived."""
     arrived = is_one_of(block["location"], ARRIVED)
     values["heard_ns"] = _last_of(block, arrived, block.times_ns)
-    values |= arrivals.quiet(block, np.flatnonzero(arrived & (block["seg_len"] > 0)))
+    opens = _last_of(block, is_one_of(block["state"], _OPENING), block.times_ns)
+    values["opened_ns"] = np.where(opens > 0, opens, block.times_ns[block.groups])
+    has_data = np.flatnonzero(arrived & (block["seg_len"] > 0))
+    values |= arrivals.quiet(block, values["opened_ns"], has_data)
     is_rto = (block["location"] == Location.RETRANSMIT) & (block["ca_state"] == CaState.LOSS)
     values["rto_bytes"] = _last_of(block, is_rto, block["seg_len"].astype(np.int64))
     at = np.flatnonzero(block["location"] == _EVENTS["rto_count"])
@@ -285,6 +306,26 @@ def _add_steps(values: Values, block: Block, steps: Steps, low: Array) -> None:
             for number, name in enumerate(RECEIVING):
                 held = np.where(steps.receiving == number, mine, 0)
                 values[f"{name}.{end}"] = np.add.reduceat(held, block.groups)
+
+
+def _add_rest(values: Values, block: Block, steps: Steps) -> None:
+    """Of the end: what was written and not sent, and the time in which only this host's program had
+    not closed."""
+    last = state_after(block.rows)[block.lasts]
+    has_data = ~is_one_of(block["state"], (State.SYN_SENT, State.CLOSE))
+    live = block.last(has_data)[block.lasts]
+    written = block["snd_una"][live] + block["snd_sb_cc"][live].astype(np.uint32)
+    written = np.where(values["has_data_end"], values["data_end"].astype(np.uint32), written)
+    left = np.maximum(ahead_of(written, block["snd_max"][live]), 0)
+    is_over = ~is_one_of(last, (State.ESTABLISHED, State.CLOSE_WAIT, *_OPENING))
+    values["bytes_unsent"] = np.where((live >= 0) & is_over, left, 0)
+    waits = (block["state"] == State.CLOSE_WAIT) & (steps.limit == NUMBER["idle"])
+    waits &= (steps.sent == 0) & (steps.lost == 0)
+    spans = np.where(waits, steps.end_ns - steps.start_ns, 0)
+    values["close_wait_ns"] = np.add.reduceat(spans, block.groups)
+    is_idle = block["snd_sb_cc"][block.lasts] == 0
+    values["in_close_wait"] = (last == State.CLOSE_WAIT) & is_idle
+    values["may_go_on"] = is_one_of(last, _SENDS_OR_TAKES)
 
 
 def _late(block: Block, steps: Steps) -> Array:

@@ -33,11 +33,13 @@ chance 0.8 to 1.7."""
 
 def named(one: Connection) -> str:
     """A sentence, or ""."""
+    if not one.established:
+        return ""  # its SYN: how it ended says it
     if one.rto_unanswered >= _TIMEOUTS:
         return _unanswered(one)
     if one.rto_unanswered == _TIMEOUTS - 1 and one.silent_us >= one.rto_unanswered_us:
         return (
-            f"the same segment was sent again {one.rto_unanswered} times, and for "
+            f"the same segment was sent again {_sent_again(one)} times, and for "
             f"{human_time(one.silent_us)} nothing arrived: the peer may be gone, or the path to it"
         )
     if (
@@ -81,8 +83,13 @@ def count_gone(table: Mapping[str, Any]) -> int:
     return int(np.count_nonzero(gone))
 
 
+def _sent_again(one: Connection) -> int:
+    """How often the timeouts sent: the one that ends a connection sends nothing."""
+    return one.rto_unanswered - (one.end_reason == "timeout")
+
+
 def _unanswered(one: Connection) -> str:
-    times = f"the same segment was sent again {one.rto_unanswered} times and never acknowledged"
+    times = f"the same segment was sent again {_sent_again(one)} times and never acknowledged"
     # One ACK that is of a whole segment or more: large ones went through.
     is_large = one.rto_bytes >= one.mss > 0 and one.acked_most < one.mss
     hears = one.silent_us < one.rto_unanswered_us

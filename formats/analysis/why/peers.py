@@ -13,7 +13,7 @@ from tcpkmon.formats.analysis.why.connections import Connection
 from tcpkmon.formats.analysis.why.words import human_time
 from tcpkmon.formats.base.text import endpoint
 
-_MOSTLY = 0.5
+_MOSTLY, _OPENED = 0.5, 0.05
 
 
 class Peers:
@@ -72,11 +72,14 @@ def sender_words(peer: Connection | None, otherwise: str) -> str:
 
 def quiet_words(one: Connection, peer: Connection | None) -> str:
     """A receiver to which for most of the time no data came; else ""."""
-    share = one.quiet_us / 1e6 / one.duration_s if one.duration_s else 0.0
+    opening = one.limit_ns.get("opening", 0) / 1e9
+    since = one.duration_s - opening
+    share = one.quiet_us / 1e6 / since if since > 0 else 0.0
     if share < _MOSTLY:
         return ""
     text = (
-        f"this host receives: for {100 * share:.0f} % of the time, in all "
+        f"this host receives: for {100 * share:.0f} % of the time"
+        f"{' since it was open' * (opening > _OPENED * one.duration_s)}, in all "
         f"{human_time(one.quiet_us)}, no data came"
     )
     if peer is not None:

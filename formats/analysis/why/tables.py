@@ -74,7 +74,7 @@ def tables(
         others = max(reader.lost - source.placed, 0)
         proven = not reader.damaged and not others
         told = connections_table(
-            found, source.names, about, proven, reader.complete, source.records("RETRANSMIT"),
+            found, source.names, about, proven, reader.complete, source.records,
             (source.placed, others),
         )  # fmt: skip
     return told, rows.table()

@@ -11,10 +11,12 @@ from tcpkmon.formats.analysis.why import remedies
 from tcpkmon.formats.analysis.why.connections import Connection
 from tcpkmon.formats.analysis.why.ending import (
     closed_before,
+    closed_unsent,
     died_idle,
     ending,
     is_reset,
     kind_of_end,
+    left_open,
     outside,
 )
 from tcpkmon.formats.analysis.why.limits import FAMILY
@@ -47,7 +49,8 @@ def head(one: Connection) -> str:
     owner = f", {one.comm} ({one.pid})" if one.comm else ""
     return (
         f"{endpoint(one.laddr, one.lport)} {arrow} {endpoint(one.raddr, one.rport)}, "
-        f"{human_time(1e6 * one.duration_s)}, {human_bytes(most)}, {human_rate(one.goodput)}{owner}"
+        f"{human_time(1e6 * one.duration_s)}, {'at least ' * one.bytes_at_least}"
+        f"{human_bytes(most)}, {human_rate(one.goodput)}{owner}"
     )
 
 
@@ -84,8 +87,9 @@ def verdict(
         texts = [*one.requests, *_receiver(one, peer), *texts]
     if "named" not in excused and (name := named(one)):
         texts.insert(0, name)
-    if queue := bloat(one):
-        texts.append(queue)
+    texts += [text for text in (left_open(one), bloat(one)) if text]
+    if unsent := closed_unsent(one):
+        texts.insert(0, unsent)
     if end := ending(one):
         texts.insert(len(texts) if is_reset(one) else 0, end)
     if total and _is_uncertain(one):
@@ -185,8 +189,8 @@ def _rwnd(one: Connection, peer: Connection | None) -> str:
     limited_us = _sum(one.limit_ns, "rwnd") / 1000
     if reads_slowly(one, limited_us):
         return text + (
-            f"the program there reads too slowly, it was up to {human_bytes(one.snd_wnd_fall)} "
-            "behind; a larger buffer only hides pauses"
+            f"the program there reads too slowly, its window fell by "
+            f"{human_bytes(one.snd_wnd_fall)}; a larger buffer only hides pauses"
         )
     if 2 * path < one.snd_wnd_max and not _is_main(one, "rwnd"):
         return text + _GREW
@@ -239,8 +243,8 @@ def _cwnd(one: Connection) -> str:
     if late(one) > 0.3:
         text += f"ACKs came late for {100 * late(one):.0f} %. "
         if reads_slowly(one, one.late_ack_us):
-            return text + ("The receiver delays them: its program reads slowly, it was up to "
-                           f"{human_bytes(one.snd_wnd_fall)} behind")  # fmt: skip
+            return text + ("The receiver delays them: its program reads slowly, its window fell by "
+                           f"{human_bytes(one.snd_wnd_fall)}")  # fmt: skip
         return text + ("The path serves in turns, as Wi-Fi and mobile networks do, or the receiver "
                        "delays them: capture there too")  # fmt: skip
     if not one.segments_retransmitted and one.ca_name != "bbr" and has_no_queue(one):
