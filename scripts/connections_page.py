@@ -52,9 +52,9 @@ are those of data, without SYN and FIN. A record is made before its segment coun
 that is still open, `bytes_received` has what its last segment brings, by `seg_seq`, and
 `bytes_acked` lacks it.
 
-A connection ends when it comes to CLOSE: a program that keeps its socket makes it no longer. Where an
-end closed and the kernel does not show segments after that (no SEGMENT_CLOSING), and the capture ended
-before the connection, `bytes_sent`, `bytes_acked` and `bytes_received` are lower bounds:
+A connection ends when it comes to CLOSE: a program that keeps its socket makes it no longer. Where
+an end closed and the kernel does not show segments after that (no SEGMENT_CLOSING), and the capture
+ended before the connection, `bytes_sent`, `bytes_acked` and `bytes_received` are lower bounds:
 `bytes_at_least` is true, also where `proven` is. `bytes_unsent` is what its program had written and
 was not sent.
 

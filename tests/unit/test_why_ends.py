@@ -371,24 +371,6 @@ def test_what_was_unsent_at_the_close_is_said() -> None:
     assert "8.0 kB that its program wrote were never sent" in told_of([0, 9, 10], **dies)[1]
 
 
-@pytest.mark.parametrize("sent, more, left_ms", [(0, True, 5000), (0, False, 0), (500, True, 0)])
-def test_a_program_that_has_not_closed_though_its_peer_did(
-    sent: int, more: bool, left_ms: int
-) -> None:
-    """CLOSE_WAIT at 10 ms. What is sent then is an answer to a client that closed its half."""
-    rows: Any = {"location": [1, 4, 4], "state": [1, 1, 8], "callvalue": [0, 8, 9],
-                 "snd_una": [0, 0, sent], "snd_max": [0, 0, sent], "snd_sb_cc": 0}  # fmt: skip
-    one, text = told_of([0, 10, 5010 if more else 11], **rows)
-    assert one.close_wait_us == (left_ms or (not more)) * 1000
-    assert ("its own program did not for 5 s (CLOSE_WAIT)" in text) == bool(left_ms)
-
-
-def test_one_that_is_not_closed_at_the_end_of_the_capture() -> None:
-    whole = snapshots([0, 10, 3010], conn_id=[1, 1, 2], location=[1, 4, 1], state=1,
-                      callvalue=[0, 8, 0], snd_una=0, snd_max=0, snd_sb_cc=0)  # fmt: skip
-    assert test_why.table_of(whole)["close_wait_us"].tolist() == [3e6, 0]
-
-
 def test_shares_of_a_receiver_are_of_the_time_since_it_was_open() -> None:
     one = receiver(quiet_us=0.9e6, end_ns=10_000 * MS, limit_ns={"opening": 9000 * MS, "idle": MS})
     assert "for 90 % of the time since it was open" in verdict(one)[0]

@@ -107,8 +107,9 @@ class Streams:
     as a call begins, not as it ends.
 
     side: by place, of CLIENT and SERVER. first_ns, last_ns: by place, of its records. since: by
-    place, when the handshake was over [ns]; -1: it is older than the capture. closing: by place, when one side had closed first [ns].
-    ended: by place. latest: by name and place, what names it.
+    place, when the handshake was over [ns]; -1: it is older than the capture. closing: by
+    place, when one side had closed first [ns]. ended: by place. latest: by name and place, what
+    names it.
     servers: ports on which connections were accepted; add those that are known from elsewhere.
     """
 

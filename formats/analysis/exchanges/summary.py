@@ -35,8 +35,8 @@ class Summary:
     same exchanges: `measured` of them, of which all these parts are known.
 
     unanswered (without goodbyes), goodbyes, inexact, uncertain, pipelined: how many of them.
-    share: by name, 0 to 1, of the time from request to end that a part took; largest: the name of the largest one, "" without any and
-    where the bounds of the times leave it open.
+    share: by name, 0 to 1, of the time from request to end that a part took; largest: the name of
+    the largest one, "" without any and where the bounds of the times leave it open.
     """
 
     count: int

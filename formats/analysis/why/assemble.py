@@ -227,9 +227,6 @@ def _silence(get: Callable[..., Array]) -> Table:
         "rto_unanswered": runs,
         "rto_unanswered_us": np.where(runs > 0, end - get("rto_since_ns"), 0) / 1000,
         "quiet_us": quiet / 1000,
-        # One that is in CLOSE_WAIT has no more records: it is so until the last one of all.
-        "close_wait_us": (get("close_wait_ns") + np.where(
-            get("in_close_wait", np.bool_), end.max(initial=0) - end, 0)) / 1000,
         "silent_us": (end - np.where(heard > 0, heard, get("start_ns"))) / 1000,
     }
 

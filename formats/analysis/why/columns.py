@@ -116,7 +116,6 @@ rto_bytes | int | | | | segment that was last sent again after a timeout [bytes]
 acked_most | int | | | | most bytes that one ACK acknowledged [bytes]
 silent_us | float | | | | from the last segment that arrived to the end
 quiet_us | float | | | | times of 200 ms (or four round trips) and more without data
-close_wait_us | float | | | | CLOSE_WAIT with nothing to send: the peer had closed, this host not
 loss_probes | int | | | | timers of the loss probe
 reo_timeouts | int | | | | timers of RACK's reordering
 zero_window_probes | int | | zwnd_probe_pkts_a2b | | timers of the window probe

@@ -84,7 +84,6 @@ class Connection:
     acked_most: int = 0
     silent_us: float = 0.0
     quiet_us: float = 0.0
-    close_wait_us: float = 0.0
     queue_p95_us: float | None = None
     goodput_p50: float = 0.0
     goodput_p99: float = 0.0

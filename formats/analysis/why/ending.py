@@ -17,7 +17,6 @@ REFUSED, RESET = "refused by the peer", "reset by the peer"
 _OWN, _TIMED_OUT = "reset by this host", "ended by a timeout"
 _GIVEN_UP = "given up by this host"
 _UNREACHABLE = "ended because the peer cannot be reached"
-_LEFT_US, _LEFT_SHARE = 200_000, 0.05
 _CANNOT = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 
 
@@ -83,16 +82,6 @@ def closed_unsent(one: Connection) -> str:
     return (
         f"its program closed it, and {rest} that it wrote were not sent until the last record: "
         "shut it down, and read to the end before closing"
-    )
-
-
-def left_open(one: Connection) -> str:
-    """A sentence on a program that has not closed though its peer did, or ""."""
-    if one.close_wait_us < max(_LEFT_US, _LEFT_SHARE * 1e6 * one.duration_s):
-        return ""
-    return (
-        f"its peer closed, and its own program did not for {human_time(one.close_wait_us)} "
-        "(CLOSE_WAIT): look whether it closes sockets at whose end it has read"
     )
 
 

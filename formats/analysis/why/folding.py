@@ -81,7 +81,7 @@ def fold(block: Block) -> tuple[Values, Array]:
     _add_silence(values, block)
     values["loss_rate_spread"] = loss_rate_spread(block)
     _add_steps(values, block, steps, low)
-    _add_rest(values, block, steps)
+    _add_rest(values, block)
     return values, rows
 
 
@@ -308,9 +308,8 @@ def _add_steps(values: Values, block: Block, steps: Steps, low: Array) -> None:
                 values[f"{name}.{end}"] = np.add.reduceat(held, block.groups)
 
 
-def _add_rest(values: Values, block: Block, steps: Steps) -> None:
-    """Of the end: what was written and not sent, and the time in which only this host's program had
-    not closed."""
+def _add_rest(values: Values, block: Block) -> None:
+    """Of the end: what was written and not sent, and whether more may have been."""
     last = state_after(block.rows)[block.lasts]
     has_data = ~is_one_of(block["state"], (State.SYN_SENT, State.CLOSE))
     live = block.last(has_data)[block.lasts]
@@ -319,12 +318,6 @@ def _add_rest(values: Values, block: Block, steps: Steps) -> None:
     left = np.maximum(ahead_of(written, block["snd_max"][live]), 0)
     is_over = ~is_one_of(last, (State.ESTABLISHED, State.CLOSE_WAIT, *_OPENING))
     values["bytes_unsent"] = np.where((live >= 0) & is_over, left, 0)
-    waits = (block["state"] == State.CLOSE_WAIT) & (steps.limit == NUMBER["idle"])
-    waits &= (steps.sent == 0) & (steps.lost == 0)
-    spans = np.where(waits, steps.end_ns - steps.start_ns, 0)
-    values["close_wait_ns"] = np.add.reduceat(spans, block.groups)
-    is_idle = block["snd_sb_cc"][block.lasts] == 0
-    values["in_close_wait"] = (last == State.CLOSE_WAIT) & is_idle
     values["may_go_on"] = is_one_of(last, _SENDS_OR_TAKES)
 
 

@@ -16,7 +16,6 @@ from tcpkmon.formats.analysis.why.ending import (
     ending,
     is_reset,
     kind_of_end,
-    left_open,
     outside,
 )
 from tcpkmon.formats.analysis.why.limits import FAMILY
@@ -87,7 +86,8 @@ def verdict(
         texts = [*one.requests, *_receiver(one, peer), *texts]
     if "named" not in excused and (name := named(one)):
         texts.insert(0, name)
-    texts += [text for text in (left_open(one), bloat(one)) if text]
+    if queue := bloat(one):
+        texts.append(queue)
     if unsent := closed_unsent(one):
         texts.insert(0, unsent)
     if end := ending(one):
