@@ -574,7 +574,7 @@ def both_ends_greeted(tmp_path: Path) -> Path:
 def test_an_exchange_that_takes_no_time_is_there_once(tmp_path: Path) -> None:
     path = both_ends_greeted(tmp_path)
     table = exchanges(path)
-    assert table["peer_id"].tolist() == [2, 1]
+    assert table["peer_conn_id"].tolist() == [2, 1]
     rows, both = each_once(table)
     assert table["side"][rows].tolist() == ["client"] and both == 1
     text = CliRunner().invoke(command, [str(path)], standalone_mode=False).output

@@ -12,7 +12,7 @@ laddr | text | local address
 lport | int | local port
 raddr | text | remote address
 rport | int | remote port
-peer_id | int? | conn_id of its other end, where the capture has that
+peer_conn_id | int? | conn_id of its other end, where the capture has that
 pid | int? | process that owns this end, where the capture has it
 comm | text? | and its name
 side | text | client: this end sent the request; server: it received it

@@ -23,7 +23,7 @@ class Ends:
             table["conn_id"], return_index=True, return_inverse=True
         )
         self.sides = table["side"][firsts].tolist()
-        self._peers = table["peer_id"][firsts]
+        self._peers = table["peer_conn_id"][firsts]
 
     def other(self, at: int) -> int | None:
         """The place of the other end of that one's connection, which sees the other side."""

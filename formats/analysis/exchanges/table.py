@@ -75,7 +75,7 @@ def _table(rows: Array, streams: Streams, ahead_ns: int | None) -> Table:
                            else times_of_day(rows["start_ns"] + np.int64(ahead_ns)))  # fmt: skip
         elif name == "side":
             found[name] = np.array(["server", "client"], object)[rows["is_client"].astype(int)]
-        elif name == "peer_id":
+        elif name == "peer_conn_id":
             found[name] = np.where(peers > 0, peers, np.nan)
         elif name not in _OF_ROWS:
             values = streams.latest.get(name)
