@@ -10,21 +10,24 @@ claimed only where none is missing.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tcpkmon.formats.analysis.arrays import is_one_of
 from tcpkmon.formats.analysis.blocks import Block
-from tcpkmon.formats.analysis.why import Source, Table
+from tcpkmon.formats.analysis.why import Snapshots, Source, Table
 from tcpkmon.formats.analysis.why.assemble import address
 from tcpkmon.formats.analysis.why.columns import columns_of
 from tcpkmon.formats.analysis.why.tables import Capture, opened
 from tcpkmon.formats.analysis.why.words import human_time
+from tcpkmon.formats.base.drops import REASONS, Drop
 from tcpkmon.formats.base.sequence import state_after
-from tcpkmon.formats.base.tcp import ARRIVED, SYNCHRONIZED, Location, State
+from tcpkmon.formats.base.tcp import ARRIVED, DROPS, SYNCHRONIZED, Location, State
+from tcpkmon.formats.base.text import counted
 from tcpkmon.formats.psc.reader import Capture as PscCapture
 
 CAUSES = columns_of("""
@@ -40,6 +43,10 @@ evidence | text | what shows it, and what to look at
 """)
 _COLUMNS = ("conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state",
             "snd_una", "snd_max", "snd_sb_cc", "rcv_sb_cc", "srtt_us")  # fmt: skip
+_ENDS = ("laddr", "lport", "raddr", "rport")
+_Ends = tuple[int, bytes, int, bytes, int]
+_Key = tuple[str, int, bool, bool, Any]
+"""The cause, the connection (0: none), whether a listener's, whether sent, and the ends."""
 _LEAST_NS = 1_000_000_000
 _SILENCE_NS = 10_000_000_000
 """No NAT or firewall forgets an established connection sooner."""
@@ -76,6 +83,73 @@ class Scope:
     sees_closing: bool
 
 
+class Drops:
+    """The packets that the kernel dropped, by cause and by the connection or listener.
+
+    What found no socket, as before one is looked up, is of the last connection of its ends.
+    """
+
+    def __init__(self, reasons: Mapping[int, str]) -> None:
+        self._causes = {number: _OF_REASON[name] for number, name in reasons.items()
+                        if name in _OF_REASON}  # fmt: skip
+        self._found: dict[_Key, list[int]] = {}
+        self._ids: dict[_Ends, list[tuple[int, int]]] = {}
+
+    def add(self, rows: Mapping[str, NDArray[Any]], times_ns: NDArray[np.int64]) -> None:
+        """Rows at DROPS alone."""
+        netns = rows.get("netns", np.zeros(len(times_ns), np.int64))
+        values = zip(
+            times_ns.tolist(), rows["conn_id"].tolist(), rows["callvalue"].tolist(),
+            rows["state"].tolist(), netns.tolist(), *(rows[name].tolist() for name in _ENDS),
+            strict=True,
+        )  # fmt: skip
+        for time_ns, conn_id, callvalue, state, space, *ends in values:
+            drop = Drop.of(callvalue)
+            if (cause := self._causes.get(drop.reason)) is None:
+                continue
+            listens = state == State.LISTEN
+            whose = (space, *ends)
+            if not conn_id:
+                self._ids.setdefault(whose, [])
+            if listens:
+                whose = (space, *ends[:2], b"", 0)
+            key = (cause, 0 if listens else conn_id, listens, drop.sent, whose)
+            first_last = self._found.setdefault(key, [time_ns, time_ns, 0])
+            first_last[1], first_last[2] = time_ns, first_last[2] + 1
+
+    def see(self, block: Block) -> None:
+        """Take from a block which connections had the ends of what found no socket."""
+        at = np.flatnonzero(is_one_of(block["location"], DROPS))
+        self.add({name: values[at] for name, values in block.rows.items()}, block.times_ns[at])
+        if not self._ids:
+            return
+        netns = block.rows.get("netns", np.zeros(len(block), np.int64))[block.lasts].tolist()
+        ends = zip(netns, *(block[name][block.lasts].tolist() for name in _ENDS), strict=True)
+        starts = block.times_ns[block.groups].tolist()
+        for conn_id, start, one in zip(block["conn_id"][block.lasts].tolist(), starts, ends,
+                                       strict=True):  # fmt: skip
+            if one in self._ids:
+                self._ids[one].append((start, conn_id))
+
+    def causes(self) -> Iterator[Cause]:
+        """A row for each cause of each connection or listener."""
+        sums: dict[tuple[Any, ...], list[int]] = {}
+        for (cause, conn_id, listens, sent, whose), (first, last, count) in self._found.items():
+            before = [one for one in self._ids.get(whose, ()) if one[0] <= last]
+            if cause == "no_socket" and (before or sent):
+                continue  # it came late, after the end of its connection
+            of = conn_id if conn_id or not before or listens else max(before)[1]
+            key = (cause, of, listens, sent, whose[1], whose[2])
+            one = sums.setdefault(key, [first, last, 0])
+            one[:] = min(one[0], first), max(one[1], last), one[2] + count
+        for (cause, conn_id, listens, sent, laddr, lport), (first, last, count) in sums.items():
+            packets = counted(count, "packet")
+            where = "sent by this host" if sent else "that arrived"
+            of = f" for the listener at port {lport}" * listens
+            yield Cause(conn_id or None, cause, address(laddr), lport, first, last, True, count,
+                        f"{packets} {where}{of}: {OF_DROPS[cause]}")  # fmt: skip
+
+
 class Finder:
     """Finds the causes of a capture whose blocks it sees."""
 
@@ -85,24 +159,32 @@ class Finder:
             last = reader.mono_ns(len(reader) - 1, len(reader))
             until = int(last[0]) if last is not None and len(last) else 0
         self._scope = Scope(until, source.records("SEGMENT_CLOSING"))
+        self._drops = Drops(source.constants(REASONS))
         self._found: list[Cause] = []
+
+    def add_drops(self, some: Snapshots) -> None:
+        """Packets that were dropped and are of no connection."""
+        self._drops.add(some.columns, some.times_ns)
 
     def add(self, block: Block) -> None:
         for rule in RULES:
             self._found += rule(block, self._scope)
+        self._drops.see(block)
 
     def causes(self) -> list[Cause]:
         """What was found, the strongest first."""
         strength = {name: number for number, name in enumerate(NAMES)}
-        return sorted(self._found, key=lambda one: (strength[one.cause], one.start_ns))
+        found = [*self._found, *self._drops.causes()]
+        return sorted(found, key=lambda one: (strength[one.cause], one.start_ns))
 
 
 def causes(capture: Capture) -> Table:
     """The table causes, in order of time. CAUSES says what each column is. Raises as Source."""
     with opened(capture) as source:
         finder = Finder(source)
-        source.names = _COLUMNS
-        for block in source.blocks():
+        more = [name for name in ("netns",) if name in source.known]
+        source.names = [*_COLUMNS, *more]
+        for block in source.blocks(drops=finder.add_drops):
             finder.add(block)
     found = sorted(finder.causes(), key=lambda one: one.start_ns)
     kinds: dict[str, Any] = {"int": np.int64, "bool": np.bool_, "text": object}
@@ -291,8 +373,28 @@ def silence(block: Block, scope: Scope) -> Iterator[Cause]:
 Rule = Callable[[Block, Scope], Iterator[Cause]]
 RULES: tuple[Rule, ...] = (self_connect, no_port, close_wait, keepalive, user_timeout, silence)
 """The strongest first."""
-NAMES = tuple(rule.__name__ for rule in RULES)
+OF_DROPS = {
+    "netfilter": "dropped by netfilter on this host: look at its rules (nft list ruleset, iptables "
+    "-nvL), not at the path",
+    "checksum": "dropped as its checksum is wrong: something on the way damages packets, or a "
+    "device computes it wrongly (ethtool -k)",
+    "memory": "dropped for lack of receive memory on this host: its program reads too slowly, or "
+    "SO_RCVBUF, net.ipv4.tcp_rmem or tcp_mem is too small",
+    "accept_queue": "dropped as the queue of connections to accept is full: its program calls "
+    "accept() too slowly, or its backlog and net.core.somaxconn are too small",
+    "no_socket": "nothing listens there",
+}
+"""By cause, what is said of the packets."""
+_OF_REASON = {
+    "NETFILTER_DROP": "netfilter", "TCP_CSUM": "checksum", "IP_CSUM": "checksum",
+    "SKB_CSUM": "checksum", "PROTO_MEM": "memory", "SOCKET_RCVBUFF": "memory",
+    "SOCKET_BACKLOG": "memory", "TCP_OFO_QUEUE_PRUNE": "memory",
+    "TCP_LISTEN_OVERFLOW": "accept_queue", "NO_SOCKET": "no_socket",
+}  # fmt: skip
+"""By the name of a reason."""
+NAMES = (*(rule.__name__ for rule in RULES), *OF_DROPS)
 EXCUSES = {
+    "netfilter": frozenset({"named", "nagle", "pacing", "unknown"}),
     "self_connect": frozenset({"*"}), "silence": frozenset({"named"}),
     "close_wait": frozenset({"app"}),
 }  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 from tcpkmon.formats.analysis.why import Snapshots, Source
 from tcpkmon.formats.analysis.why.assemble import address
 from tcpkmon.formats.base.drops import REASONS, Drop
-from tcpkmon.formats.base.tcp import STATES, Location
+from tcpkmon.formats.base.tcp import DROPS, STATES, Location
 
 NEEDED = (
     "conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state", "seg_seq",
@@ -18,7 +18,6 @@ NEEDED = (
 )  # fmt: skip
 WHAT = "what says which packets were dropped"
 _ENDS = ("lport", "rport", "laddr", "raddr")
-_DROPS = (Location.DROPPED, Location.RCVQ_FULL)
 Row = dict[str, Any]
 
 
@@ -36,7 +35,7 @@ def drops(source: Source) -> list[Row]:
     ahead_ns = source.about().get("ahead_ns")
     last: dict[tuple[Any, ...], int] = {}
     for piece in source.read(all_records=True):
-        is_drop = np.isin(piece["location"], _DROPS)
+        is_drop = np.isin(piece["location"], DROPS)
         at = np.flatnonzero(is_drop)
         before = 0
         for row in at.tolist():

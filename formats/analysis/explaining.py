@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.causes import EXCUSES, Cause, Finder
+from tcpkmon.formats.analysis.causes import EXCUSES, OF_DROPS, Cause, Finder
 from tcpkmon.formats.analysis.exchanges import waited
 from tcpkmon.formats.analysis.why import (
     Connection,
@@ -68,9 +68,19 @@ class Explaining:
                 if end is not None:
                     end.sysctl = self._settings.of(end)
             causes = self._causes.get(one.conn_id, [])
-            excused = frozenset[str]().union(*(EXCUSES.get(it.cause, ()) for it in causes))
+            there = [] if peer is None else [
+                it for it in self._causes.get(peer.conn_id, []) if it.cause in OF_DROPS
+            ]  # fmt: skip
+            if there:  # so neither the path nor the peer is gone
+                causes = [it for it in causes if it.cause != "silence"]
+            excused = frozenset[str]().union(*(
+                EXCUSES.get(it.cause, ()) for it in (*causes, *there)
+            ))  # fmt: skip
             sentences = [] if "*" in excused else verdict(one, peer, excused)
-            yield Explained(one, peer, [*(it.evidence for it in causes), *sentences], causes)
+            yield Explained(one, peer, [
+                *(it.evidence for it in causes),
+                *(f"at the other end, in this capture: {it.evidence}" for it in there), *sentences,
+            ], causes)  # fmt: skip
 
 
 def by_bytes(table: Table) -> NDArray[np.int64]:
@@ -83,6 +93,6 @@ def explain(paths: Paths) -> Iterator[Explained]:
     """All connections of a capture, those with the most bytes first."""
     with Source(*paths) as source:
         finder = Finder(source)
-        table, _ = tables(source, with_intervals=False, visit=finder.add)
+        table, _ = tables(source, with_intervals=False, visitor=finder)
     explaining = Explaining(paths, table, table["conn_id"], finder.causes())
     yield from explaining.of(table, by_bytes(table))

@@ -87,6 +87,8 @@ CA_STATES = ("Open", "Disorder", "CWR", "Recovery", "Loss")
 """The names of states, by their numbers."""
 ARRIVED = (Location.SEGMENT_RECEIVED, Location.SEGMENT_CLOSING)
 """The locations at which a segment arrived."""
+DROPS = (Location.DROPPED, Location.RCVQ_FULL)
+"""The locations at which a packet was dropped."""
 SYNCHRONIZED = (
     State.ESTABLISHED, State.FIN_WAIT1, State.FIN_WAIT2, State.CLOSE_WAIT, State.LAST_ACK,
     State.CLOSING,

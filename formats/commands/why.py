@@ -16,7 +16,7 @@ import click
 
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
-from tcpkmon.formats.base.text import counted
+from tcpkmon.formats.base.text import counted, endpoint
 from tcpkmon.formats.commands.choosing import Chooser, choosing_options
 from tcpkmon.formats.commands.connections import report
 from tcpkmon.formats.commands.shared import files_argument, make_console, make_table, output_option
@@ -103,7 +103,7 @@ def command(
         with Source(*paths) as source:
             resolved = has_waits(source)
             finder = Finder(source)
-            table, runs = tables(source, verbose or resolved, finder.add)
+            table, runs = tables(source, verbose or resolved, finder)
             codes.append(report(source, "why", paths))
         whole = table
         table = choose(chosen(table), sort=sort)
@@ -120,6 +120,11 @@ def command(
             above.append(plain | {"verdict": texts})
             if not as_json:
                 click.echo(for_terminal("\n    ".join(texts)))
+        if not (as_json or ports or where):
+            for cause in finder.causes():
+                if cause.conn_id is None:
+                    ends = endpoint(cause.laddr, cause.lport)
+                    click.echo(for_terminal(f"{ends}\n    {cause.evidence}"))
         explaining = Explaining(paths, whole, said, finder.causes())
         if as_json:
             for one, values in zip(explaining.of(table, order), rows_of(table, order), strict=True):

@@ -103,7 +103,7 @@ def _settings(reader: Reader) -> dict[str, Any]:
 
 def _add_connections(found: Report, paths: Sequence[Path], source: why.Source, most: int) -> None:
     finder = Finder(source)
-    table, runs = why.tables(source, visit=finder.add)
+    table, runs = why.tables(source, visitor=finder)
     found.count = len(table["conn_id"])
     if not found.count:
         return

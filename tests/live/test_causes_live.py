@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tcpkmon.collector.lab.counters import counters
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.pair import Pair, join, listening, make_socket, receive
-from tcpkmon.formats.analysis.causes import causes
+from tcpkmon.formats.analysis.causes import NAMES, causes
 from tcpkmon.formats.analysis.check import Capture, check
 from tcpkmon.formats.analysis.explaining import explain
 from tcpkmon.formats.analysis.why import connections
 from tests.live.capturing import capturing, within
+from tests.live.test_drops_live import send_segment
 
 pytestmark = pytest.mark.live
 _SHORT = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -28,9 +30,19 @@ _USER_TIMEOUT = [(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1500)]
 PORTS = {
     "keepalive": 7001, "answered keepalive": 7002, "close_wait": 7003, "half closed": 7004,
     "user_timeout": 7005, "data and no answer": 7006, "silence": 7007, "long silence": 7008,
-    "refused": 7009, "self_connect": 7010, "loopback": 7011, "no_port": 7012,
+    "netfilter": 7013, "rule that accepts": 7014, "checksum": 7015, "old segments": 7016,
+    "memory": 7017, "slow reader": 7018, "no_socket": 7009, "self_connect": 7010,
+    "loopback": 7011, "no_port": 7012,
 }  # fmt: skip
-"""By the case, the server's port; those of a name of RULES have this cause."""
+"""By the case, the server's port; those with the name of a cause have it."""
+_JOINED = list(PORTS)[:14]
+_DROPPED = ("keepalive", "user_timeout", "data and no answer", "silence")
+"""Of these, netfilter drops what arrives."""
+
+
+def port_name(ports: set[int]) -> str:
+    (name,) = (name for name, port in PORTS.items() if port in ports)
+    return name
 
 
 def error_of(end: socket.socket) -> int | None:
@@ -68,6 +80,31 @@ def find_no_port(lab: Lab) -> None:
     assert errors == [0] * 10 + [99] * 10  # EADDRNOTAVAIL
 
 
+def drop_packets(lab: Lab, pairs: dict[str, Pair]) -> None:
+    """By a rule, by a checksum and for lack of memory, and the same without a drop."""
+    rule = "add rule inet own one tcp dport"
+    lab.a.command(["nft", "add table inet own; add chain inet own one { type filter hook output "
+                          f"priority 0; }}; {rule} {PORTS['netfilter']} counter drop; {rule} "
+                          f"{PORTS['rule that accepts']} counter accept"])  # fmt: skip
+    for name, size in (("netfilter", 50_000), ("rule that accepts", 1000)):
+        pairs[name].client.sendall(bytes(size))
+    for name, wrong in (("checksum", 1), ("old segments", 0)):
+        ends = ("10.77.0.1", pairs[name].client_port, lab.b.address4, PORTS[name])
+        for _ in range(5):
+            send_segment(lab.a, ends, 16, 5, b"damaged!", wrong)
+    assert counters(lab.b)["InCsumErrors"] == 5
+    for name in ("memory", "slow reader"):
+        client = pairs[name].client
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if name == "memory":
+            pairs[name].server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        with suppress(BlockingIOError):
+            for _ in range(3000):
+                client.send(b"x" * (1 if name == "memory" else 1000))
+    time.sleep(0.5)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("causes") / "run.pm"
@@ -75,11 +112,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         pairs: dict[str, Pair] = {}
         options = {"keepalive": _SHORT, "answered keepalive": _SHORT,
                    "user_timeout": _USER_TIMEOUT}  # fmt: skip
-        for name in list(PORTS)[:8]:
+        for name in _JOINED:
             with listening(lab.b, lab.b.address4, PORTS[name]) as listener:
                 pairs[name] = join(lab.a, listener, lab.b.address4, options.get(name, ()))
             pairs[name].exchange()
-        assert refused(lab, PORTS["refused"]) == 111
+        assert refused(lab, PORTS["no_socket"]) == 111
+        drop_packets(lab, pairs)
         with listening(lab.a, "127.0.0.1", PORTS["loopback"]) as listener:
             pairs["loopback"] = join(lab.a, listener, "127.0.0.1")
         pairs["loopback"].exchange()
@@ -121,11 +159,18 @@ def test_each_case_has_its_cause_and_no_other(made: Path) -> None:
         )
     }  # fmt: skip
     mine: dict[str, set[str]] = {name: set() for name in PORTS}
-    for conn_id, cause in zip(found["conn_id"].tolist(), found["cause"].tolist(), strict=True):
-        (name,) = (name for name, port in PORTS.items() if port in ports[conn_id])
-        mine[name].add(cause)
-    assert mine == {name: {name} if "_" in name or name in ("keepalive", "silence") else set()
-                    for name in PORTS}  # fmt: skip
+    columns = (found[name].tolist() for name in ("conn_id", "cause", "lport"))
+    for conn_id, cause, lport in zip(*columns, strict=True):
+        mine[port_name(ports.get(conn_id, {lport}))].add(cause)
+    assert mine == {
+        name: ({name} & {*NAMES}) | ({"netfilter"} if name in _DROPPED else set()) for name in PORTS
+    }  # fmt: skip
+    dropped = {
+        (cause, port_name(ports.get(conn_id, {lport}))): count for cause, conn_id, lport, count in
+        zip(*(found[name].tolist() for name in ("cause", "conn_id", "lport", "records")),
+            strict=True)
+    }  # fmt: skip
+    assert dropped["checksum", "checksum"] == 5 and dropped["no_socket", "no_socket"] == 1
     assert (found["cause"] == "no_port").sum() == 10
     assert (found["end_ns"] >= found["start_ns"]).all()
 
@@ -140,7 +185,10 @@ def test_why_says_the_cause_first_and_blames_nothing_against_it(made: Path) -> N
     assert said["self_connect"] == [said["self_connect"][0][:1]]
     (server,) = (some for some in said["close_wait"] if "CLOSE_WAIT" in some[0])
     assert not any("application had nothing to send" in text for text in server)
-    assert not any("the peer is gone, or the path to it is" in text for text in said["silence"][0])
+    assert not any("the peer is gone" in text for text in said["silence"][0])
+    assert "at the other end, in this capture" in " ".join(said["silence"][0])
+    assert "sent by this host: dropped by netfilter" in said["netfilter"][0][0]
+    assert not any("Nagle" in text or "pac" in text for text in said["netfilter"][0][1:])
 
 
 def test_check_counts_causes(made: Path) -> None:

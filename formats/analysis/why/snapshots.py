@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.arrays import Array
+from tcpkmon.formats.analysis.arrays import Array, is_one_of
 from tcpkmon.formats.analysis.blocks import HEAD, Block, Losses, blocks, record_type
 from tcpkmon.formats.base.control import is_control
 from tcpkmon.formats.base.drops import DropPlace, DropPlaces
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reader import Reader
 from tcpkmon.formats.base.sequence import unwrap
-from tcpkmon.formats.base.tcp import State
+from tcpkmon.formats.base.tcp import DROPS, State
 from tcpkmon.formats.base.whose import GroupPart, Groups
 from tcpkmon.formats.klogger import merge_logs
 from tcpkmon.formats.klogger.batch import LogBatch, facts_of
@@ -101,6 +101,7 @@ class Source:
         """The columns that are read, which may be set: those that read() itself needs stay."""
         self.known: set[str] = set()
         """Those that the capture has."""
+        self._note_drops: Callable[[Array], None] | None = None
         self.placed = 0
         """Missing records of which is known where; all are counted by reader.lost."""
         try:
@@ -235,14 +236,25 @@ class Source:
             yield Snapshots(columns, heads["time_ns"], heads["lost"],
                             heads["seq"] if has_seq else None)  # fmt: skip
 
-    def blocks(self, memory: int | None = None, ids: Array | None = None) -> Iterator[Block]:
+    def blocks(
+        self, memory: int | None = None, ids: Array | None = None,
+        drops: Callable[[Snapshots], None] | None = None,
+    ) -> Iterator[Block]:  # fmt: skip
         """All snapshots with a connection, in blocks of whole connections; see blocks.blocks().
 
         ids: only those of these connections. It reads the file to its end before the first block,
-        so all losses are known then.
+        so all losses are known then. drops: gets before that what was dropped and is of no
+        connection.
         """
         has_seq, found = isinstance(self.reader, Capture), list[tuple[Array, Array, Array]]()
         decode = self._decoder()
+
+        def note(some: Array) -> None:
+            columns, heads = decode(some, slice(None))
+            if drops is not None:
+                drops(Snapshots(columns, heads["time_ns"], heads["lost"]))
+
+        self._note_drops = note if drops is not None else None
         records = self._records(lambda *gaps: found.append(gaps))
         if ids is not None:
             records = (some[np.isin(some["conn_id"], ids)] for some in records)
@@ -347,7 +359,9 @@ class Source:
             is_record = has_ports | ~is_control(columns["location"])
             if not all_records:
                 is_record &= _is_connection(columns)
-            yield self._headed(records, is_record, columns["conn_id"], times, lost, numbers)
+            made = self._headed(records, is_record, columns["conn_id"], times, lost, numbers)
+            self._pass_drops(records, ~is_record, columns["location"])
+            yield made
 
     def _read_logs(
         self, logs: Logs, note: Note | None, all_records: bool
@@ -365,8 +379,18 @@ class Source:
             records["row"] = rows = batch.rows(SNAPSHOT, at)
             columns = {name: _native(rows[name]) for name in _KEYS}
             keep = np.ones(len(at), np.bool_) if all_records else _is_connection(columns)
-            yield self._headed(records, keep, columns["conn_id"],
-                               batch.times_ns[at].astype(np.int64), lost[at], None)  # fmt: skip
+            made = self._headed(records, keep, columns["conn_id"],
+                                batch.times_ns[at].astype(np.int64), lost[at], None)  # fmt: skip
+            self._pass_drops(records, ~keep, columns["location"])
+            yield made
+
+    def _pass_drops(self, records: Array, others: Array, location: Array) -> None:
+        """To who asked for them, those drops that are of no connection."""
+        if self._note_drops is None:
+            return
+        at = np.flatnonzero(others & is_one_of(location, DROPS))
+        if len(at):
+            self._note_drops(records.view(f"V{records.dtype.itemsize}")[at].view(records.dtype))
 
     def _headed(
         self, records: Array, keep: Array, ids: Array, times_ns: Array, lost: Array,

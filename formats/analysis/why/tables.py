@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from tcpkmon.formats.analysis.why.assemble import Table, connections_table, inte
 from tcpkmon.formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, WHOLES
 from tcpkmon.formats.analysis.why.folding import Values, fold
 from tcpkmon.formats.analysis.why.intervals import INTERVAL, cut
-from tcpkmon.formats.analysis.why.snapshots import Source
+from tcpkmon.formats.analysis.why.snapshots import Snapshots, Source
 from tcpkmon.formats.base.arrow import import_pyarrow
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.installing import how_to_install
@@ -27,6 +27,16 @@ Capture = str | os.PathLike[str] | Reader | Source
 """A path, or what tcpkmon.open() returned."""
 _COLUMNS = {column.name: column for column in (*WHOLES, *INTERVALS, *CONNECTIONS)}
 _WHOLE = {name for name, column in _COLUMNS.items() if column.kind == "int"}
+
+
+class Visitor(Protocol):
+    """Who sees the blocks of a capture in the pass that makes its tables."""
+
+    def add(self, block: Block) -> None:
+        """The next block."""
+
+    def add_drops(self, some: Snapshots) -> None:
+        """Packets that were dropped and are of no connection: all come before the first block."""
 
 
 def connections(capture: Capture) -> Table:
@@ -56,19 +66,19 @@ def interval_tables(source: Source) -> Iterator[Table]:
 
 
 def tables(
-    capture: Capture, with_intervals: bool = True, visit: Callable[[Block], None] | None = None
+    capture: Capture, with_intervals: bool = True, visitor: Visitor | None = None
 ) -> tuple[Table, Table]:
-    """Both tables, in one pass over the file. Without intervals, the second is empty. visit: is
-    called with each block."""
+    """Both tables, in one pass over the file. Without intervals, the second is empty. visitor:
+    sees each block, and drops."""
     rows, found = _Rows(), list[Values]()
     with opened(capture) as source:
-        for block in source.blocks():
+        for block in source.blocks(drops=None if visitor is None else visitor.add_drops):
             values, some = fold(block)
             found.append(values)
             if with_intervals:
                 rows.add(some, block)
-            if visit is not None:
-                visit(block)
+            if visitor is not None:
+                visitor.add(block)
         about = source.about()
         reader = source.reader
         others = max(reader.lost - source.placed, 0)
