@@ -142,12 +142,10 @@ class Drops:
             key = (cause, of, listens, sent, whose[1], whose[2])
             one = sums.setdefault(key, [first, last, 0])
             one[:] = min(one[0], first), max(one[1], last), one[2] + count
-        for (cause, conn_id, listens, sent, laddr, lport), (first, last, count) in sums.items():
-            packets = counted(count, "packet")
-            where = "sent by this host" if sent else "that arrived"
-            of = f" for the listener at port {lport}" * listens
+        for (cause, conn_id, _, sent, laddr, lport), (first, last, count) in sums.items():
+            packets = counted(count, f"{'outgoing' if sent else 'incoming'} packet")
             yield Cause(conn_id or None, cause, address(laddr), lport, first, last, True, count,
-                        f"{packets} {where}{of}: {OF_DROPS[cause]}")  # fmt: skip
+                        f"{packets} {OF_DROPS[cause]}")  # fmt: skip
 
 
 class Finder:
@@ -374,7 +372,7 @@ Rule = Callable[[Block, Scope], Iterator[Cause]]
 RULES: tuple[Rule, ...] = (self_connect, no_port, close_wait, keepalive, user_timeout, silence)
 """The strongest first."""
 OF_DROPS = {
-    "netfilter": "dropped by netfilter on this host: look at its rules (nft list ruleset, iptables "
+    "netfilter": "dropped by netfilter in this host: look at its rules (nft list ruleset, iptables "
     "-nvL), not at the path",
     "checksum": "dropped as its checksum is wrong: something on the way damages packets, or a "
     "device computes it wrongly (ethtool -k)",
@@ -382,7 +380,7 @@ OF_DROPS = {
     "SO_RCVBUF, net.ipv4.tcp_rmem or tcp_mem is too small",
     "accept_queue": "dropped as the queue of connections to accept is full: its program calls "
     "accept() too slowly, or its backlog and net.core.somaxconn are too small",
-    "no_socket": "nothing listens there",
+    "no_socket": "refused: nothing listens there",
 }
 """By cause, what is said of the packets."""
 _OF_REASON = {
@@ -394,7 +392,7 @@ _OF_REASON = {
 """By the name of a reason."""
 NAMES = (*(rule.__name__ for rule in RULES), *OF_DROPS)
 EXCUSES = {
-    "netfilter": frozenset({"named", "nagle", "pacing", "unknown"}),
+    "netfilter": frozenset({"named", "nagle", "pacing", "recovery", "unknown"}),
     "self_connect": frozenset({"*"}), "silence": frozenset({"named"}),
     "close_wait": frozenset({"app"}),
 }  # fmt: skip

@@ -75,6 +75,8 @@ class Explaining:
                 causes = [it for it in causes if it.cause != "silence"]
             excused = frozenset[str]().union(*(
                 EXCUSES.get(it.cause, ()) for it in (*causes, *there)
+                # What was dropped here explains no losses that are many more.
+                if it.cause not in OF_DROPS or 2 * it.records >= one.segments_retransmitted
             ))  # fmt: skip
             sentences = [] if "*" in excused else verdict(one, peer, excused)
             yield Explained(one, peer, [

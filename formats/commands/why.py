@@ -124,7 +124,7 @@ def command(
             for cause in finder.causes():
                 if cause.conn_id is None:
                     ends = endpoint(cause.laddr, cause.lport)
-                    click.echo(for_terminal(f"{ends}\n    {cause.evidence}"))
+                    click.echo(for_terminal(f"{ends}: {cause.evidence}"))
         explaining = Explaining(paths, whole, said, finder.causes())
         if as_json:
             for one, values in zip(explaining.of(table, order), rows_of(table, order), strict=True):

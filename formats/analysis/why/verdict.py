@@ -103,7 +103,7 @@ def verdict(
         bounds = ", so shares are between the bounds in brackets"
         has_bounds = any(_BOUNDS.search(text) for text in texts)
         texts.append(f"{doubt:.1f} % of the time is not certain: {why}{bounds * has_bounds}")
-    return [*(texts or ["too short to tell"]), *outside(one)]
+    return [*(texts or ["too short to tell"] * (not excused)), *outside(one)]
 
 
 def _is_of_requests(one: Connection) -> bool:
