@@ -376,18 +376,12 @@ OF_DROPS = {
     "-nvL), not at the path",
     "checksum": "dropped as its checksum is wrong: something on the way damages packets, or a "
     "device computes it wrongly (ethtool -k)",
-    "memory": "dropped for lack of receive memory on this host: its program reads too slowly, or "
-    "SO_RCVBUF, net.ipv4.tcp_rmem or tcp_mem is too small",
-    "accept_queue": "dropped as the queue of connections to accept is full: its program calls "
-    "accept() too slowly, or its backlog and net.core.somaxconn are too small",
     "no_socket": "refused: nothing listens there",
 }
 """By cause, what is said of the packets."""
 _OF_REASON = {
     "NETFILTER_DROP": "netfilter", "TCP_CSUM": "checksum", "IP_CSUM": "checksum",
-    "SKB_CSUM": "checksum", "PROTO_MEM": "memory", "SOCKET_RCVBUFF": "memory",
-    "SOCKET_BACKLOG": "memory", "TCP_OFO_QUEUE_PRUNE": "memory",
-    "TCP_LISTEN_OVERFLOW": "accept_queue", "NO_SOCKET": "no_socket",
+    "SKB_CSUM": "checksum", "NO_SOCKET": "no_socket",
 }  # fmt: skip
 """By the name of a reason."""
 NAMES = (*(rule.__name__ for rule in RULES), *OF_DROPS)

@@ -18,7 +18,7 @@ from tcpkmon.formats.analysis.causes import NAMES, causes
 from tcpkmon.formats.analysis.check import Capture, check
 from tcpkmon.formats.analysis.explaining import explain
 from tcpkmon.formats.analysis.why import connections
-from tests.live.capturing import capturing, wait_until, within
+from tests.live.capturing import capturing, within
 from tests.live.test_drops_live import send_segment
 
 pytestmark = pytest.mark.live
@@ -31,11 +31,11 @@ PORTS = {
     "keepalive": 7001, "answered keepalive": 7002, "close_wait": 7003, "half closed": 7004,
     "user_timeout": 7005, "data and no answer": 7006, "silence": 7007, "long silence": 7008,
     "netfilter": 7013, "rule that accepts": 7014, "checksum": 7015, "old segments": 7016,
-    "memory": 7017, "slow reader": 7018, "no_socket": 7009, "self_connect": 7010,
+    "no_socket": 7009, "self_connect": 7010,
     "loopback": 7011, "no_port": 7012,
 }  # fmt: skip
 """By the case, the server's port; those with the name of a cause have it."""
-_JOINED = list(PORTS)[:14]
+_JOINED = list(PORTS)[:12]
 _DROPPED = ("keepalive", "user_timeout", "data and no answer", "silence")
 """Of these, netfilter drops what arrives."""
 
@@ -81,7 +81,7 @@ def find_no_port(lab: Lab) -> None:
 
 
 def drop_packets(lab: Lab, pairs: dict[str, Pair]) -> None:
-    """By a rule, by a checksum and for lack of memory, and the same without a drop."""
+    """By a rule and by a checksum, and the same without a drop."""
     rule = "add rule inet own one tcp dport"
     lab.a.command(["nft", "add table inet own; add chain inet own one { type filter hook output "
                           f"priority 0; }}; {rule} {PORTS['netfilter']} counter drop; {rule} "
@@ -93,16 +93,6 @@ def drop_packets(lab: Lab, pairs: dict[str, Pair]) -> None:
         for _ in range(5):
             send_segment(lab.a, ends, 16, 5, b"damaged!", wrong)
     assert counters(lab.b)["InCsumErrors"] == 5
-    for name in ("slow reader", "memory"):
-        client = pairs[name].client
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 19)
-        if name == "memory":
-            pairs[name].server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.setblocking(False)
-        with suppress(BlockingIOError):
-            for _ in range(60):
-                client.send(bytes(1000))
-    wait_until(lambda: counters(lab.b)["TCPRcvQDrop"])
 
 
 @pytest.fixture(scope="module")
