@@ -100,7 +100,8 @@ def test_the_answers_are_the_same_with_little_memory(
     path = write_capture(tmp_path / "a.pm", 20_000, 500, lose=frozenset({777}))
     whole = connections(path)
     real = Source.blocks
-    monkeypatch.setattr(Source, "blocks", lambda self, **more: real(self, 900 * RECORD_BYTES, **more))
+    small = 900 * RECORD_BYTES
+    monkeypatch.setattr(Source, "blocks", lambda self, **more: real(self, small, **more))
     few = connections(path)
     assert few["conn_id"].tolist() == list(range(1, 501))
     for name, values in whole.items():
