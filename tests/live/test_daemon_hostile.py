@@ -23,8 +23,9 @@ from pathlib import Path
 import pytest
 
 from tcpkmon.formats.registry import format_of
+from tests.full import first
 from tests.live.daemons import Daemon
-from tests.live.faults import GUEST, Flood, Space, wait_until
+from tests.live.faults import FULL, GUEST, Flood, Space, wait_until
 from tests.live.test_daemon_live import calls_in
 
 CONFIG = """
@@ -43,6 +44,7 @@ output = "@/bad"
 """
 ANSWER_S = 10.0 if GUEST else 3.0
 """The supervisor answers within it."""
+SPOKEN_S = (12.0 if FULL else 6.0) * float(os.environ.get("TCPKMON_HOSTILE", "1"))
 _PIDFD_GETFD, _PIDFD_OPEN = 438, 434
 DRAINED = {"what": "drained", "records": 1, "lost": 0}
 
@@ -173,6 +175,40 @@ def test_a_hostile_process_harms_its_own_capture_alone(prompt: Daemon, space: Sp
     assert daemon.stderr.count("its process is killed") == len(WORST), daemon.stderr
 
 
+@pytest.mark.parametrize("seed", first(1, range(2)))
+def test_who_speaks_for_a_process_harms_its_capture_alone(
+    prompt: Daemon, space: Space, seed: int
+) -> None:
+    """From its first message on, as root: parked descriptors and states are changed too."""
+    daemon = prompt
+    with Flood(space) as flood_:
+        daemon.configure(CONFIG.format(space=space.path, port=flood_.port, bad=[1]))
+        daemon.start()
+        healthy = daemon.status()["calls"]["pid"]
+        flood_.begin(0, rate=20_000)
+        before = len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
+        (daemon.folder / "run" / "bad").write_text(str(seed))
+        os.kill(daemon.status()["bad"]["pid"], signal.SIGKILL)
+        pids, until_s = set(), time.monotonic() + SPOKEN_S
+        while time.monotonic() < until_s:
+            found = answers(daemon)
+            assert found["calls"]["pid"] == healthy and found["calls"]["lost"] == 0
+            pids.add(found["bad"]["pid"])
+            time.sleep(0.1)
+        assert len(pids) > 3, "it was started again"
+        (daemon.folder / "run" / "bad").unlink()
+        if pid := answers(daemon)["bad"]["pid"]:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: answers(daemon)["bad"]["state"] == "is attached", "honest again", 60)
+        assert len(os.listdir(f"/proc/{daemon.process.pid}/fd")) <= before + 60
+        made = flood_.halt()
+        assert daemon.finish().code == 0
+    folder = daemon.folder / "calls"
+    *_, chain = format_of(folder).verify(folder)
+    assert (chain.exit_code, chain.problems) == (0, [])
+    assert sum(map(calls_in, daemon.files("calls"))) == made
+
+
 @pytest.mark.full
 def test_captures_that_stand_still_hold_no_reload_up(daemon: Daemon, space: Space) -> None:
     """Each would be waited for 5 s, and systemd's watchdog waits 30 s for all."""
@@ -200,4 +236,29 @@ def test_captures_that_stand_still_hold_no_reload_up(daemon: Daemon, space: Spac
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         reload.join()
+    assert daemon.finish().code == 0
+
+
+def test_a_client_that_drips_holds_nobody_up(daemon: Daemon, space: Space) -> None:
+    daemon.configure(CONFIG.format(space=space.path, port=1, bad=[1]))
+    daemon.start()
+    clients = []
+    for line in (b'{"op": "st', b"", b"[" * 60_000 + b"\n", b'{"op":[]}\n', b"x" * 100_000) * 8:
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        client.settimeout(ANSWER_S * 5)
+        client.connect(str(daemon.folder / "run" / "daemon.sock"))
+        with suppress(BrokenPipeError, ConnectionResetError):
+            client.send(line)
+        clients.append(client)
+        answers(daemon)
+    until_s = time.monotonic() + 3
+    while time.monotonic() < until_s:
+        for client in clients:
+            with suppress(OSError):
+                client.send(b"x")
+        answers(daemon)
+        time.sleep(0.3)
+    for client in clients:
+        client.close()
+    answers(daemon)
     assert daemon.finish().code == 0

@@ -12,7 +12,7 @@ from tcpkmon.formats.analysis.arrays import Array, is_one_of
 from tcpkmon.formats.analysis.blocks import Block
 from tcpkmon.formats.analysis.why import above, arrivals
 from tcpkmon.formats.analysis.why.counts import percentiles, rates
-from tcpkmon.formats.analysis.why.intervals import Steps, advance, cut
+from tcpkmon.formats.analysis.why.intervals import Steps, advance, cut_alive, until_closed
 from tcpkmon.formats.analysis.why.limits import LIMITS, NUMBER
 from tcpkmon.formats.analysis.why.losses import loss_rate_spread
 from tcpkmon.formats.analysis.why.receiving import RECEIVING
@@ -68,8 +68,8 @@ _SENDS_OR_TAKES = (
 
 def fold(block: Block) -> tuple[Values, Array]:
     """The values of each connection, and the intervals of all, as cut() gives them."""
-    block = _until_closed(block)
-    rows, steps = cut(block)
+    block = until_closed(block)
+    rows, steps = cut_alive(block)
     low, fall = _fall(block)
     values: Values = {"snd_wnd_fall": fall}
     _add_times(values, rows, len(block.groups))
@@ -83,16 +83,6 @@ def fold(block: Block) -> tuple[Values, Array]:
     _add_steps(values, block, steps, low)
     _add_rest(values, block)
     return values, rows
-
-
-def _until_closed(block: Block) -> Block:
-    """The block with its records of dead sockets at the time of the change to CLOSE: a program may
-    keep a socket for long after that."""
-    alive = block.last(block["state"] != State.CLOSE)
-    last = block.spread(alive[block.lasts])
-    is_change = (last >= 0) & (state_after(block.rows)[last] == State.CLOSE)
-    dead = is_change & (np.arange(len(block)) > last)
-    return block.with_rows(block.rows, np.where(dead, block.times_ns[last], block.times_ns))
 
 
 def _add_times(values: Values, rows: Array, count: int) -> None:

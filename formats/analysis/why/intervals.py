@@ -77,6 +77,21 @@ class Steps:
 def cut(block: Block) -> tuple[Array, Steps]:
     """The intervals of a block, a structured array of INTERVAL, those of a connection together and
     in time order; and its steps."""
+    return cut_alive(until_closed(block))
+
+
+def until_closed(block: Block) -> Block:
+    """The block with its records of dead sockets at the time of the change to CLOSE: a program may
+    keep a socket for long after that."""
+    alive = block.last(block["state"] != State.CLOSE)
+    last = block.spread(alive[block.lasts])
+    is_change = (last >= 0) & (state_after(block.rows)[last] == State.CLOSE)
+    dead = is_change & (np.arange(len(block)) > last)
+    return block.with_rows(block.rows, np.where(dead, block.times_ns[last], block.times_ns))
+
+
+def cut_alive(block: Block) -> tuple[Array, Steps]:
+    """cut() of what until_closed() gave."""
     steps = _steps(block)
     return _settle(_runs(block, steps)), steps
 
