@@ -99,6 +99,20 @@ os.waitpid(pid, 0)
 """
 
 
+def answer_a_line() -> Terminal:
+    """A line typed at a terminal, and a program's answer to it: for the guests too."""
+    with terminal("sh", "-c", "echo ready; read x; sleep 0.1; echo more; read x") as user:
+        user.wait_for(b"ready")
+        user.type(b"line\n")
+        user.wait_for(b"more")
+    return user
+
+
+def check_answer(log: Log, user: Terminal) -> None:
+    found = [(one["event"], one["tgid"], one["raw"]) for one in of(user, log)]
+    assert found == [(event, user.pid, 0) for event in EVENTS]
+
+
 def test_a_line_is_not_answered_in_the_next_session(tmp_path: Path) -> None:
     """What the next session of a terminal writes is no answer to what was typed in the last one."""
     with logging(tmp_path / "log", "tty") as running:
