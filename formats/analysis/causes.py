@@ -28,7 +28,6 @@ from tcpkmon.formats.base.drops import REASONS, Drop
 from tcpkmon.formats.base.sequence import state_after
 from tcpkmon.formats.base.tcp import ARRIVED, DROPS, SYNCHRONIZED, Location, State
 from tcpkmon.formats.base.text import counted
-from tcpkmon.formats.psc.reader import Capture as PscCapture
 
 CAUSES = columns_of("""
 conn_id | int? | the connection; null: of a listener, or of none
@@ -76,10 +75,11 @@ class Cause:
 
 @dataclass(frozen=True)
 class Scope:
-    """What rules know of the capture. until_ns: when it ended. sees_closing: it records segments of
-    connections of which one end closed."""
+    """What rules know of the capture. until_ns: when it ended. lost: how many records are missing.
+    sees_closing: it records segments of connections of which one end closed."""
 
     until_ns: int
+    lost: int
     sees_closing: bool
 
 
@@ -152,11 +152,7 @@ class Finder:
     """Finds the causes of a capture whose blocks it sees."""
 
     def __init__(self, source: Source) -> None:
-        until, reader = 0, source.reader
-        if isinstance(reader, PscCapture) and len(reader):
-            last = reader.mono_ns(len(reader) - 1, len(reader))
-            until = int(last[0]) if last is not None and len(last) else 0
-        self._scope = Scope(until, source.records("SEGMENT_CLOSING"))
+        self._source = source
         self._drops = Drops(source.constants(REASONS))
         self._found: list[Cause] = []
 
@@ -165,8 +161,11 @@ class Finder:
         self._drops.add(some.columns, some.times_ns)
 
     def add(self, block: Block) -> None:
+        """A block: all is read before the first one."""
+        source = self._source
+        scope = Scope(source.until_ns, source.reader.lost, source.records("SEGMENT_CLOSING"))
         for rule in RULES:
-            self._found += rule(block, self._scope)
+            self._found += rule(block, scope)
         self._drops.see(block)
 
     def causes(self) -> list[Cause]:
@@ -212,6 +211,10 @@ class _One:
         """Whether no record of the capture is missing between two of its rows."""
         lost = self._block.lost[self.low : self.high]
         return bool(lost[low] == lost[high])
+
+    def is_whole_until_end(self, lost: int) -> bool:
+        """Whether none is missing behind its last row, of so many that are in the capture."""
+        return bool(self._block.lost[self.high - 1] == lost)
 
     def written(self) -> NDArray[np.uint32]:
         """(n,) the end of what the application wrote."""
@@ -285,8 +288,8 @@ def close_wait(block: Block, scope: Scope) -> Iterator[Cause]:
         span = end_ns - int(one.times[since])
         if span < _LEAST_NS or not one.is_whole(since, high):
             continue
-        if not len(left) and not scope.sees_closing:
-            continue  # what it wrote since the last record is in none
+        if not len(left) and not (scope.sees_closing and one.is_whole_until_end(scope.lost)):
+            continue  # what it did since the last record is in none
         unread = int(one["rcv_sb_cc"][high])
         yield one.make(
             "close_wait", since, high, True,

@@ -105,7 +105,7 @@ def command(
             finder = Finder(source)
             table, runs = tables(source, verbose or resolved, finder)
             codes.append(report(source, "why", paths))
-        whole = table
+        causes, whole = finder.causes(), table
         table = choose(chosen(table), sort=sort)
         if paths is captures[-1]:
             chosen.check()
@@ -121,11 +121,11 @@ def command(
             if not as_json:
                 click.echo(for_terminal("\n    ".join(texts)))
         if not (as_json or ports or where):
-            for cause in finder.causes():
+            for cause in causes:
                 if cause.conn_id is None:
                     ends = endpoint(cause.laddr, cause.lport)
                     click.echo(for_terminal(f"{ends}: {cause.evidence}"))
-        explaining = Explaining(paths, whole, said, finder.causes())
+        explaining = Explaining(paths, whole, said, causes)
         if as_json:
             for one, values in zip(explaining.of(table, order), rows_of(table, order), strict=True):
                 told.add(_as_dict(one) | {**values, "waits": lines.get(values["conn_id"], [])})

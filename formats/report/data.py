@@ -110,8 +110,9 @@ def _add_connections(found: Report, paths: Sequence[Path], source: why.Source, m
     order = by_bytes(table)
     chosen = order[:most]
     ids = table["conn_id"][chosen]
-    found.causes = [asdict(cause) for cause in finder.causes()[:_ROWS]]
-    explaining = Explaining(paths, table, ids, finder.causes())
+    causes = finder.causes()
+    found.causes = [asdict(cause) for cause in causes[:_ROWS]]
+    explaining = Explaining(paths, table, ids, causes)
     for one in explaining.of(table, chosen):
         found.said.append((int(one.connection.conn_id), why.head(one.connection), one.sentences))
     spans = {

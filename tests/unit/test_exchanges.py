@@ -600,7 +600,8 @@ def test_what_is_as_uncertain_as_it_is_long_is_not_known() -> None:
     one = Connection(1, end_ns=1000 * MS, limit_ns={"app": 1000 * MS}, raddr="10.0.0.2")
     for unsure, words in ((0.95, "for how long is not known"), (0.3, "(uncertain by up to")):
         sums = {**ASKED, "uncertain_ns": int(unsure * ASKED["think_ns"])}
-        assert words in Waited(True, sums, 0, 0).told(one)[0][0][1]
+        text = Waited(True, sums, 0, 0).told(one)[0][0][1]
+        assert words in text and ("900 ms" in text) == (unsure < 0.9)
 
 
 def test_who_closed_waits_for_no_request_and_makes_none(tmp_path: Path) -> None:

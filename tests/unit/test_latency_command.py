@@ -42,7 +42,8 @@ def test_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "10.0.0.1:5000 > 10.0.0.2:80  (test 0; both ends)" in lines
     network = next(line.split() for line in lines if line.startswith("network"))
     assert network[:3] == ["network", "22.2", "%"] and network[-3:-1] == ["80.0", "ns"]
-    assert any("waited for the reader 200 ns" in line for line in lines)
+    assert any(", in the queue 45.0 ns, " in line and "waited for the reader 200 ns" in line
+               for line in lines)  # fmt: skip
 
 
 def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

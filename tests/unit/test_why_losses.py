@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import tcpkmon
+from tcpkmon.formats.analysis.causes import causes
 from tcpkmon.formats.analysis.check.capture import Capture
 from tcpkmon.formats.analysis.why import Source, connections
 from tcpkmon.formats.commands import connections as command
@@ -78,6 +79,20 @@ def test_what_is_missing_is_counted_once_where_it_is(tmp_path: Path, cpu: int) -
     assert steps[steps > 0].tolist() == [7]
     table = connections(folder)
     assert (table["lost_records"].tolist(), table["proven"].tolist()) == ([7], [False])
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_close_wait_at_the_end_is_a_cause_where_nothing_is_missing(
+    tmp_path: Path, lost: int
+) -> None:
+    """The record of a close may be the missing one."""
+    log = log_of(0)
+    snapshot(log, 1_000_000, location=4, state=1, callvalue=8)
+    if lost:
+        log.lose("ring_full", lost, "SNAPSHOT", location=1)
+    snapshot(log, 6_000_000_000, conn_id=2)
+    table = causes(folder_of(tmp_path / "log", log))
+    assert table["cause"].tolist() == ["close_wait"] * (not lost)
 
 
 def test_what_programs_missed_is_lost_for_every_reader(tmp_path: Path) -> None:

@@ -102,6 +102,8 @@ class Source:
         self.known: set[str] = set()
         """Those that the capture has."""
         self._note_drops: Callable[[Array], None] | None = None
+        self.until_ns = 0
+        """CLOCK_MONOTONIC of the last entry that was read."""
         self.placed = 0
         """Missing records of which is known where; all are counted by reader.lost."""
         try:
@@ -268,7 +270,7 @@ class Source:
     def _records(self, note: Note | None, all_records: bool = False) -> Iterator[Array]:
         """All snapshots with a connection, as records of blocks.HEAD and the file's own row. The
         memory of some may be that of the next ones."""
-        self.placed = self._read = 0
+        self.placed = self.until_ns = self._read = 0
         self.groups, self.places = Groups(self.settings()), DropPlaces(self.settings())
         if isinstance(self.reader, Capture):
             return self._read_capture(self.reader, note, all_records)
@@ -325,7 +327,6 @@ class Source:
         plain = reader.rows.view(kind["row"])
         losses = capture.count_losses()
         before = int(capture.seq(0, 1)[0]) - 1 if len(capture) else 0
-        last_ns: int | None = None
         room = np.empty(min(len(capture), _PIECE_ROWS), kind)
         for piece in capture.chunks(_PIECE_ROWS):
             count = piece.stop - piece.start
@@ -348,8 +349,8 @@ class Source:
             steps = np.diff(numbers, prepend=before) - 1
             lost = self.placed + np.cumsum(np.maximum(steps, 0))
             if note is not None:
-                _tell(note, times, steps, last_ns)
-                last_ns = int(times[-1])
+                _tell(note, times, steps, self.until_ns or None)
+            self.until_ns = int(times[-1])
             before, self.placed = int(numbers[-1]), int(lost[-1])
             if np.isin(columns["location"], (GroupPart.location, DropPlace.location)).any():
                 for _, entry in capture.controls(piece.start, piece.stop):
@@ -369,7 +370,7 @@ class Source:
         gaps, kind = _Gaps(len(logs.readers) > 1, note), self._kind
         for batch in merge_logs(logs.readers, note=gaps.add):
             lost = self.placed + np.cumsum(gaps.before(batch))
-            self.placed = int(lost[-1])
+            self.placed, self.until_ns = int(lost[-1]), int(batch.times_ns[-1])
             for _, part in facts_of(batch, GroupPart):
                 self.groups.feed(part)
             for _, place in facts_of(batch, DropPlace):
