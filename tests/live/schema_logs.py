@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -97,6 +97,24 @@ def logging(
         running.finish()
     finally:
         running.close()
+
+
+Scenario = Generator[None, Log, None]
+"""Does something; then gets the log, and looks at what was found of it."""
+
+
+def play(
+    folder: Path, *schemata: str, scenarios: Sequence[Scenario], kinds: str = "",
+    more: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """All in one capture: to start one takes longer than what they do."""
+    with logging(folder, *schemata, kinds=kinds, more=more) as running:
+        for one in scenarios:
+            next(one)
+    log = running.finish()
+    for one in scenarios:
+        with suppress(StopIteration):
+            one.send(log)
 
 
 def read_log(folder: Path, errors: str = "") -> Log:

@@ -7,23 +7,24 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tcpkmon.formats.analysis import latencies, open_log, sleep_times
 from tcpkmon.formats.analysis.intervals import Statistics
+from tests.full import first
 from tests.live.sched_workload import KINDS, PERF_LINE, RECORD, SLEEPER
-from tests.live.schema_logs import logging
+from tests.live.schema_logs import Scenario, logging, play
 
 TIMES = 5
 
-@pytest.mark.parametrize("kinds", ["", pytest.param("raw", marks=pytest.mark.full)])
-def test_known_sleeps_have_their_class(tmp_path: Path, kinds: str) -> None:
-    with logging(tmp_path / "log", "sched", kinds=kinds) as running:
-        command = [sys.executable, "-c", SLEEPER, str(TIMES), str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, check=True)
-    log = running.finish()
+
+def known_sleeps_have_their_class(folder: Path) -> Scenario:
+    command = [sys.executable, "-c", SLEEPER, str(TIMES), str(folder)]
+    done = subprocess.run(command, capture_output=True, check=True)
+    log = yield
     pids = json.loads(done.stdout)
     for kind, pid in pids.items():
         found = log.of("SLEEP", tid=pid)
@@ -36,7 +37,7 @@ def test_known_sleeps_have_their_class(tmp_path: Path, kinds: str) -> None:
         gone = log.of("REMOVE_FROM_RUNQ", pid=pid)
         assert len(found) == len([one for one in gone if one["state"] != "DEAD"])
         assert len(log.of("ADD_TO_RUNQ", pid=pid, is_new=0)) == len(found)
-    with open_log(tmp_path / "log") as file:
+    with open_log(folder / "log") as file:
         times = {(one.tgid, one.sleep_class): one.sleeps for one in sleep_times(file)}
     for kind, pid in pids.items():
         found_ns = times[pid, KINDS[kind]].total_ns
@@ -44,7 +45,7 @@ def test_known_sleeps_have_their_class(tmp_path: Path, kinds: str) -> None:
             assert found_ns > TIMES * 8e6, (kind, times[pid, KINDS[kind]])
 
 
-def test_a_priority_that_changes_in_the_queue(tmp_path: Path) -> None:
+def a_priority_that_changes_in_the_queue() -> Scenario:
     """Two threads on one CPU: while one waits, and while it runs, its priority changes."""
     script = """
 import os, sys
@@ -60,17 +61,16 @@ while True:
         for one in both:
             assert one.stdout is not None and one.stdout.read(1) == b"x"
         pid, other = both[0].pid, both[1].pid
-        with logging(tmp_path / "log", "sched") as running:
-            for nice in range(1, 6):
-                os.setpriority(os.PRIO_PROCESS, pid, nice)
-                subprocess.run(["sleep", "0.05"], check=True)
-            os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
-            subprocess.run(["sleep", "0.05"], check=True)
+        for nice in range(1, 6):
+            os.setpriority(os.PRIO_PROCESS, pid, nice)
+            time.sleep(0.05)
+        os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
+        time.sleep(0.05)
     finally:
         for one in both:
             one.kill()
             one.communicate()
-    log = running.finish()
+    log = yield
     found = log.of("RESHUFFLE", pid=pid)
     changes = [(one["old_priority"], one["priority"], one["cause"]) for one in found]
     assert changes == [
@@ -114,14 +114,22 @@ thread.join()
 """
 
 
-def test_an_inherited_priority(tmp_path: Path) -> None:
-    with logging(tmp_path / "log", "sched") as running:
-        process = subprocess.Popen([sys.executable, "-c", INHERITING])
-        assert process.wait() == 0
-    log = running.finish()
+def an_inherited_priority() -> Scenario:
+    process = subprocess.Popen([sys.executable, "-c", INHERITING])
+    assert process.wait() == 0
+    log = yield
     found = log.of("RESHUFFLE", pid=process.pid)
     changes = [(one["old_priority"], one["priority"], one["cause"]) for one in found]
     assert changes == [(120, 89, "INHERITED"), (89, 120, "INHERITED")]
+
+
+@pytest.mark.parametrize("kinds", first(1, ["", "raw"]))
+def test_sleeps_and_priorities(tmp_path: Path, kinds: str) -> None:
+    scenarios = [
+        known_sleeps_have_their_class(tmp_path), a_priority_that_changes_in_the_queue(),
+        an_inherited_priority(),
+    ]  # fmt: skip
+    play(tmp_path / "log", "sched", scenarios=scenarios, kinds=kinds)
 
 
 def test_latencies_are_those_of_perf(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tests.live.disk_workload import (
     read_blocks,
     slowed,
 )
-from tests.live.schema_logs import Log, logging
+from tests.live.schema_logs import Log, Scenario, logging, play
 
 READS = 256
 IN_FLIGHT = 62 + 2 * REALTIME_DEPTH
@@ -73,25 +74,15 @@ def check_reads(
     return found
 
 
-@pytest.mark.parametrize(
-    ("depth", "kinds"),
-    [
-        (1, "raw"),
-        (32, ""),
-        pytest.param(1, "", marks=pytest.mark.full),
-        pytest.param(32, "raw", marks=pytest.mark.full),
-    ],
-)
-def test_sums_are_those_of_diskstats(
-    tmp_path: Path, device: Device, depth: int, kinds: str
-) -> None:
+def sums_are_those_of_diskstats(
+    folder: Path, device: Device, depth: int, kind: str
+) -> Scenario:
     """H2: O_DIRECT reads, one after the other and 32 at a time."""
-    with logging(tmp_path / "log", "disk", kinds=kinds, more=REQUESTS) as running:
-        before = device.read_stat()
-        pid = run(device, depth, READS // depth)
-        after = device.read_stat()
-    log = running.finish()
-    found = check_reads(tmp_path / "log", device, before, after, pid)
+    before = device.read_stat()
+    pid = run(device, depth, READS // depth)
+    after = device.read_stat()
+    log = yield
+    found = check_reads(folder, device, before, after, pid)
     assert len(found) == READS // depth * depth
     milliseconds = after[3] - before[3]
     assert len(set(found["tid"].tolist())) == depth
@@ -102,7 +93,7 @@ def test_sums_are_those_of_diskstats(
     if depth == 1:
         assert found.queued_ns.sum() < 0.1 * total_ns
     for event in ("DISK_INSERT", "DISK_ISSUE", "DISK_COMPLETE"):
-        assert log.ways[event].startswith(kinds or "btf")
+        assert log.ways[event].startswith(kind)
 
 
 def snapshots(folder: Path, device: Device, rebuild: bool) -> dict[tuple[int, int], Queue]:
@@ -112,15 +103,24 @@ def snapshots(folder: Path, device: Device, rebuild: bool) -> dict[tuple[int, in
 
 
 def test_the_queue_of_mq_deadline(tmp_path: Path, device: Device) -> None:
-    """H3: 64 readers, of which two have the realtime class, so that the others wait for them."""
-    with slowed(tmp_path, SLOW) as slow, logging(tmp_path / "log", "disk", more=QUEUE) as running:
+    """H3: 64 readers, of which two have the realtime class, so that the others wait for them; then
+    more than a thousand requests, submitted at once."""
+    most = device.queue / "nr_requests"
+    most.write_text("2048")
+    if int(most.read_text()) < 2048:
+        pytest.skip("the device's queue is too short")
+    room = (*QUEUE, "--buffer-size", "128")  # 63 records for each insertion
+    with slowed(tmp_path, SLOW) as slow, logging(tmp_path / "log", "disk", more=room) as running:
         run(device, 64, 4, 2, before=slow)
+        first_until = time.monotonic_ns()
+        run(device, 2, 0, 2, 1300, before=slow)
     log = running.finish()
-    read = snapshots(tmp_path / "log", device, rebuild=False)
-    if not any(queue.exact for queue in read.values()):
+    everything = snapshots(tmp_path / "log", device, rebuild=False)
+    if not any(queue.exact for queue in everything.values()):
         pytest.skip("this kernel does not show the scheduler's lists")
     rebuilt = snapshots(tmp_path / "log", device, rebuild=True)
-    assert read.keys() == rebuilt.keys()
+    assert everything.keys() == rebuilt.keys()
+    read = {key: queue for key, queue in everything.items() if queue.time_ns < first_until}
     for key, queue in read.items():
         # `length` is what the scheduler counts: inserted, less merged and dispatched.
         assert queue.length == len(queue.positions)
@@ -136,49 +136,36 @@ def test_the_queue_of_mq_deadline(tmp_path: Path, device: Device) -> None:
     asked = log.of("DISK_INSERT", device=device.number, priority_class="REALTIME")
     assert sectors <= {record["sector"] for record in asked}
     with open_log(tmp_path / "log") as events:
-        waited = requests(events).where(device=device.number, priority_class=2)
-    total_ns = waited["completed_ns"] - waited["inserted_ns"]
-    assert waited.queued_ns.sum() > 0.5 * total_ns.sum()
-
-
-def test_a_long_queue_is_cut_at_a_thousand(tmp_path: Path, device: Device) -> None:
-    """More requests than that wait behind realtime ones, submitted at once."""
-    most = device.queue / "nr_requests"
-    most.write_text("2048")
-    if int(most.read_text()) < 2048:
-        pytest.skip("the device's queue is too short")
-    room = (*QUEUE, "--buffer-size", "128")  # 63 records for each insertion
-    with slowed(tmp_path, SLOW) as slow, logging(tmp_path / "log", "disk", more=room) as running:
-        run(device, 2, 0, 2, 1300, before=slow)
-    running.finish()
-    read = snapshots(tmp_path / "log", device, rebuild=False).values()
-    if not any(queue.exact for queue in read):
-        pytest.skip("this kernel does not show the scheduler's lists")
-    longest = max(read, key=lambda queue: queue.length)
-    assert longest.length > 1000
-    assert {len(queue.positions) for queue in read if queue.length > 1000} == {1000}
-    rebuilt = snapshots(tmp_path / "log", device, rebuild=True)
+        found = requests(events).where(device=device.number, priority_class=2)
+    first = found["inserted_ns"] < first_until
+    total_ns = (found["completed_ns"] - found["inserted_ns"])[first]
+    assert found.queued_ns[first].sum() > 0.5 * total_ns.sum()
+    long = [queue for queue in everything.values() if queue.length > 1000]
+    assert {len(queue.positions) for queue in long} == {1000}, "it is cut"
+    longest = max(long, key=lambda queue: queue.length)
     assert set(longest.positions) <= set(rebuilt[longest.time_ns, longest.request].positions)
 
 
-@pytest.mark.parametrize("operation", ["write", "flush", "discard"])
-def test_operations(tmp_path: Path, device: Device, operation: str) -> None:
-    with logging(tmp_path / "log", "disk", more=REQUESTS) as running:
-        before = device.read_stat()
-        fd = os.open(device.path, os.O_RDWR | os.O_SYNC)
-        if operation == "write":
-            os.pwrite(fd, bytes(BLOCK), 8 * BLOCK)
-        elif operation == "flush":
-            os.fsync(fd)
-        else:
-            subprocess.run(
-                ["blkdiscard", "-o", str(BLOCK), "-l", str(16 * BLOCK), device.path], check=True
-            )
-        os.close(fd)
-        after = device.read_stat()
-    log = running.finish()
+def an_operation(device: Device, operation: str) -> Scenario:
+    before = device.read_stat()
+    begun = time.monotonic_ns()
+    fd = os.open(device.path, os.O_RDWR | os.O_SYNC)
+    if operation == "write":
+        os.pwrite(fd, bytes(BLOCK), 8 * BLOCK)
+    elif operation == "flush":
+        os.fsync(fd)
+    else:
+        subprocess.run(
+            ["blkdiscard", "-o", str(BLOCK), "-l", str(16 * BLOCK), device.path], check=True
+        )
+    os.close(fd)
+    after, ended = device.read_stat(), time.monotonic_ns()
+    log = yield
     column = {"write": 4, "flush": 15, "discard": 11}[operation]
-    ends = log.of("DISK_COMPLETE", device=device.number, operation=operation.upper())
+    ends = [
+        one for one in log.of("DISK_COMPLETE", device=device.number, operation=operation.upper())
+        if begun < one["time_ns"] < ended
+    ]  # fmt: skip
     assert len(ends) == after[column] - before[column] > 0
     assert {(end["error"], end["last"]) for end in ends} == {("OK", 1)}
     if operation == "write":
@@ -194,13 +181,25 @@ def test_operations(tmp_path: Path, device: Device, operation: str) -> None:
         assert (ends[0]["tid"], ends[0]["uid"]) == (0, 0xFFFFFFFF)
 
 
-def test_requests_that_are_merged(tmp_path: Path, device: Device) -> None:
+def requests_that_are_merged(folder: Path, device: Device) -> Scenario:
     """Sixteen neighbours, written at once, become one request."""
-    with logging(tmp_path / "log", "disk", more=REQUESTS) as running:
-        before = device.read_stat()
-        write_neighbours(device)
-        after = device.read_stat()
-    check_merges(running.finish(), tmp_path / "log", device, before, after)
+    before, begun = device.read_stat(), time.monotonic_ns()
+    write_neighbours(device)
+    after = device.read_stat()
+    log = yield
+    check_merges(log, folder, device, before, after, begun)
+
+
+@pytest.mark.parametrize("kind", ["btf", "raw"])
+def test_requests(tmp_path: Path, device: Device, kind: str) -> None:
+    folder = tmp_path / "log"
+    scenarios = [
+        *(sums_are_those_of_diskstats(folder, device, depth, kind) for depth in (1, 32)),
+        *(an_operation(device, name) for name in ("write", "flush", "discard")),
+        requests_that_are_merged(folder, device),
+    ]
+    kinds = "" if kind == "btf" else kind
+    play(folder, "disk", scenarios=scenarios, kinds=kinds, more=REQUESTS)
 
 
 def write_neighbours(device: Device) -> None:
@@ -214,11 +213,12 @@ def write_neighbours(device: Device) -> None:
 
 
 def check_merges(
-    log: Log, folder: Path, device: Device, before: list[int], after: list[int]
+    log: Log, folder: Path, device: Device, before: list[int], after: list[int], since: int = 0
 ) -> None:
-    merges = log.of("DISK_MERGE", device=device.number)
+    merges = [one for one in log.of("DISK_MERGE", device=device.number) if one["time_ns"] > since]
     assert len(merges) == sum(after[n] - before[n] for n in (1, 5, 12))
     with open_log(folder) as events:
         found = requests(events).where(device=device.number, operation=1)
-    assert found["bytes"].sum() == 32 * BLOCK == (after[6] - before[6]) * 512
+    here = found["inserted_ns"] > since
+    assert found["bytes"][here].sum() == 32 * BLOCK == (after[6] - before[6]) * 512
     assert np.all(found["completed_ns"] > found["inserted_ns"])

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from tcpkmon.collector.linux.syscalls import address
 from tcpkmon.collector.linux.syscalls import bpf as call_bpf
 from tcpkmon.collector.loader.compiler import compile_text
 from tcpkmon.collector.loader.programs import Loaded, ProgramSpec
+from tests.full import first
 from tests.live.capturing import wait_until
 from tests.live.held_page import (
     SYS_GETDENTS64,
@@ -32,7 +32,7 @@ from tests.live.held_page import (
     state_of,
     write_from,
 )
-from tests.live.schema_logs import Log, Logging, Record, logging
+from tests.live.schema_logs import Log, Logging, Record, Scenario, logging, play
 
 WAITERS = 3
 HELD_S = 0.02
@@ -44,15 +44,6 @@ FINISHES = (
     "PREEMPT_WRITELOCK_FINISH",
     "MUTEX_FINISH",
 )
-
-
-@pytest.fixture
-def page() -> Iterator[HeldPage]:
-    held = HeldPage()
-    try:
-        yield held
-    finally:
-        held.close()
 
 
 Span = tuple[int, int]
@@ -129,21 +120,16 @@ def wait_for_mutex(page: HeldPage) -> tuple[Span, list[int]]:
     return span, [writer.native_id or 0 for writer in writers]
 
 
-@pytest.mark.parametrize("kinds", ["", pytest.param("raw", marks=pytest.mark.full)])
-def test_writers_that_wait(tmp_path: Path, page: HeldPage, kinds: str) -> None:
-    with logging(tmp_path / "log", "locking", kinds=kinds) as running:
-        span, writers = wait_for_writers(tmp_path, page)
-    log = running.finish()
+def writers_that_wait(folder: Path, page: HeldPage) -> Scenario:
+    span, writers = wait_for_writers(folder, page)
+    log = yield
     waits = [check_wait(log, "WRITELOCK_FINISH", pid, span, "RWSEM") for pid in writers]
     assert len({wait["lock"] for wait in waits}) == 1
-    way = kinds or "btf"
-    assert log.ways["WRITELOCK_FINISH"] == f"{way}:contention_end {way}:contention_begin"
 
 
-def test_readers_that_wait(tmp_path: Path, page: HeldPage) -> None:
-    with logging(tmp_path / "log", "locking") as running:
-        span, writer, readers = wait_for_readers(tmp_path, page)
-    log = running.finish()
+def readers_that_wait(folder: Path, page: HeldPage) -> Scenario:
+    span, writer, readers = wait_for_readers(folder, page)
+    log = yield
     waits = [check_wait(log, "READLOCK_FINISH", pid, span, "RWSEM") for pid in readers]
     waits.append(check_wait(log, "WRITELOCK_FINISH", writer, span, "RWSEM"))
     assert len({wait["lock"] for wait in waits}) == 1
@@ -151,34 +137,33 @@ def test_readers_that_wait(tmp_path: Path, page: HeldPage) -> None:
     assert waits[-1]["acquired"] <= min(wait["acquired"] for wait in waits)
 
 
-def test_a_mutex_that_is_waited_for(tmp_path: Path, page: HeldPage) -> None:
-    with logging(tmp_path / "log", "locking") as running:
-        span, writers = wait_for_mutex(page)
-    log = running.finish()
+def a_mutex_that_is_waited_for(page: HeldPage) -> Scenario:
+    span, writers = wait_for_mutex(page)
+    log = yield
     waits = [check_wait(log, "MUTEX_FINISH", pid, span, "MUTEX") for pid in writers]
     assert len({wait["lock"] for wait in waits}) == 1
 
 
-def test_a_wait_that_a_signal_ends(tmp_path: Path, page: HeldPage) -> None:
+def a_wait_that_a_signal_ends(folder: Path, page: HeldPage) -> Scenario:
     """A killed process gives up waiting: it never had the lock."""
-    inner = tmp_path / "inner"
+    inner = folder / "closed"
     inner.mkdir()
     fd = os.open(inner, os.O_RDONLY)
-    with logging(tmp_path / "log", "locking") as running:
-        holder = list_into(fd, page)
-        writer = Thread(lambda: os.mkdir(inner / "new"))
-        writer.wait_until_blocked()
-        victim = subprocess.Popen(
-            [sys.executable, "-c", "import os, sys; os.listdir(sys.argv[1])", inner]
-        )
-        wait_until(lambda: _waits_to_list(victim.pid))
-        victim.kill()
-        assert victim.wait() == -signal.SIGKILL
-        page.release()
-        holder.join()
-        writer.join()
+    holder = list_into(fd, page)
+    writer = Thread(lambda: os.mkdir(inner / "new"))
+    writer.wait_until_blocked()
+    victim = subprocess.Popen(
+        [sys.executable, "-c", "import os, sys; os.listdir(sys.argv[1])", inner]
+    )
+    wait_until(lambda: _waits_to_list(victim.pid))
+    victim.kill()
+    assert victim.wait() == -signal.SIGKILL
+    page.release()
+    holder.join()
+    writer.join()
     os.close(fd)
-    given_up = running.finish().one("READLOCK_FINISH", pid=victim.pid, moment="GIVEN_UP")
+    log = yield
+    given_up = log.one("READLOCK_FINISH", pid=victim.pid, moment="GIVEN_UP")
     assert (given_up["acquired"], given_up["error"], given_up["type"]) == (0, -4, "RWSEM")
     assert given_up["waited"] > 0
 
@@ -235,23 +220,18 @@ def fight(fd: int) -> list[int]:
     return [fighter.pid for fighter in fighters]
 
 
-def test_spinlocks_that_are_waited_for(tmp_path: Path) -> None:
+def spinlocks_that_are_waited_for(oracle: Loaded) -> Scenario:
     """As many as another program counts at the same tracepoint."""
     fd = os.eventfd(0, os.EFD_NONBLOCK)
-    image = compile_text(COUNTER, ["count"], cache=False)
-    with (
-        logging(tmp_path / "log", "locking") as running,
-        Loaded(image, Btf.from_kernel()) as oracle,
-    ):
-        oracle.load([ProgramSpec("count", "raw", "contention_begin", required=True)])
-        oracle.attach()
-        fighters = fight(fd)
-        counted = {}
-        for fighter in fighters:
-            value = bpf.map_lookup(oracle.maps["counts"], struct.pack("=I", fighter), 8)
-            counted[fighter] = struct.unpack("=Q", value)[0] if value else 0
+    oracle.load([ProgramSpec("count", "raw", "contention_begin", required=True)])
+    oracle.attach()
+    fighters = fight(fd)
+    counted = {}
+    for fighter in fighters:
+        value = bpf.map_lookup(oracle.maps["counts"], struct.pack("=I", fighter), 8)
+        counted[fighter] = struct.unpack("=Q", value)[0] if value else 0
     os.close(fd)
-    log = running.finish()
+    log = yield
     found = {pid: log.of("SPINLOCK_FINISH", tgid=pid) for pid in fighters}
     assert {pid: len(records) for pid, records in found.items()} == counted
     assert sum(counted.values()) > 0
@@ -260,6 +240,30 @@ def test_spinlocks_that_are_waited_for(tmp_path: Path) -> None:
             assert (record["type"], record["error"]) == ("SPINLOCK", 0)
             assert record["moment"] in {"ACQUIRED", "RELEASED"}
             assert 0 < record["acquired"] <= record["time_ns"]
+
+
+def what_has_no_place(kind: str) -> Scenario:
+    """It is told by name, where functions cannot be probed."""
+    log = yield
+    assert log.ways["WRITELOCK_FINISH"] == f"{kind}:contention_end {kind}:contention_begin"
+    assert log.missing["BKL_LOCK_FINISH"] == "no probe of its schema logs it"
+    assert "__init_rwsem" in log.missing["RWLOCK_INIT"]
+    assert "__raw_spin_lock_init" in log.missing["SPINLOCK_INIT"]
+    assert set(log.ways) == set(FINISHES)
+
+
+@pytest.mark.parametrize("kinds", first(1, ["btf,raw", "raw"]))
+def test_locks_that_are_waited_for(tmp_path: Path, kinds: str, btf: Btf) -> None:
+    image = compile_text(COUNTER, ["count"], cache=False)
+    with contextlib.ExitStack() as stack:
+        pages = [stack.enter_context(contextlib.closing(HeldPage())) for _ in range(4)]
+        scenarios = [
+            writers_that_wait(tmp_path, pages[0]), readers_that_wait(tmp_path, pages[1]),
+            a_mutex_that_is_waited_for(pages[2]), a_wait_that_a_signal_ends(tmp_path, pages[3]),
+            spinlocks_that_are_waited_for(stack.enter_context(Loaded(image, btf))),
+            what_has_no_place(kinds.partition(",")[0]),
+        ]  # fmt: skip
+        play(tmp_path / "log", "locking", scenarios=scenarios, kinds=kinds)
 
 
 # Kinds of locks that no test can make wait here: their tracepoints are run as a kernel would.
@@ -341,13 +345,3 @@ def test_every_kind_of_lock_has_its_event(tmp_path: Path) -> None:
             ("ACQUIRED", 0), ("ACQUIRED", 0), ("GIVEN_UP", -EINTR)
         ]  # fmt: skip
         assert {one["pid"] for one in found} == {threading.get_native_id()}
-
-
-def test_what_cannot_be_is_told_by_name(tmp_path: Path) -> None:
-    with logging(tmp_path / "log", "locking", kinds="btf,raw") as running:
-        pass
-    log = running.finish()
-    assert log.missing["BKL_LOCK_FINISH"] == "no probe of its schema logs it"
-    assert "__init_rwsem" in log.missing["RWLOCK_INIT"]
-    assert "__raw_spin_lock_init" in log.missing["SPINLOCK_INIT"]
-    assert set(log.ways) == set(FINISHES)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import errno
 import socket
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from tests.live.capturing import (
     tcp_info,
     within,
 )
-from tests.live.schema_logs import Log, Record, logging, make_schema
+from tests.live.schema_logs import Log, Record, Scenario, logging, make_schema, play
 from tests.live.wire import Packet, tapped
 
 SENDER = ("SOCK_SEND", "TCP_SEND", "IP_SEND", "DEV_SEND", "DRIVER_START", "DRIVER_RESULT")
@@ -106,10 +106,6 @@ def on_wire(packets: Iterable[Packet]) -> list[tuple[int, ...]]:
         low = (packet.seq + bool(packet.flags & SYN)) & 0xFFFFFFFF
         rows.append((*packet.ip, packet.flags, low, low + packet.size, packet.ack, packet.size))
     return rows
-
-
-Scenario = Generator[None, Log, None]
-"""Makes its traffic; then gets the log, and looks at what was found of it."""
 
 
 def headers_of_the_wire(lab: Lab, address: str) -> Scenario:
@@ -258,7 +254,6 @@ def datagrams(lab: Lab, address: str) -> Scenario:
 
 @pytest.mark.full
 def test_scenarios(lab: Lab, tmp_path: Path) -> None:
-    """All in one capture: to start one takes longer than their traffic."""
     addresses = ("10.77.0.2", "fd77::2")
     scenarios = [
         *(headers_of_the_wire(lab, address) for address in addresses),
@@ -266,13 +261,7 @@ def test_scenarios(lab: Lab, tmp_path: Path) -> None:
         retransmissions(lab),
     ]
     more = ["--data", "--using", "driver", *within(lab)]
-    with logging(tmp_path / "log", "magnet", more=more) as capture:
-        for one in scenarios:
-            next(one)
-    log = capture.finish()
-    for one in scenarios:
-        with suppress(StopIteration):
-            one.send(log)
+    play(tmp_path / "log", "magnet", scenarios=scenarios, more=more)
 
 
 def test_a_connection_that_was_open_gets_its_id_which_is_that_of_tcp(

@@ -21,7 +21,7 @@ from tcpkmon.collector.linux.btf import Btf
 from tcpkmon.collector.loader.attach_trials import Probing
 from tests.live.capturing import ROOT
 from tests.live.disk_workload import loop_device
-from tests.live.file_workload import is_resident, make_cold
+from tests.live.file_workload import is_resident, make_cold, resident
 from tests.live.memory_workload import (
     NotHere,
     outgrow,
@@ -30,7 +30,7 @@ from tests.live.memory_workload import (
     swap_on,
     swapped,
 )
-from tests.live.schema_logs import Log, Record, logging
+from tests.live.schema_logs import Log, Record, Scenario, logging, play
 
 PAGES = 200
 PAGE = mmap.PAGESIZE
@@ -59,23 +59,18 @@ def mine(log: Log, span: range, **values: int) -> list[Record]:
     return [one for one in log.of("PAGEIN_END", tid=me, **values) if one["time_ns"] in span]
 
 
-def test_page_ins_with_io_are_major_faults(tmp_path: Path) -> None:
+def page_ins_with_io_are_major_faults(path: Path) -> Scenario:
     """Each page of a cold file, by number, of this file; a second look needs no disk."""
-    path = tmp_path / "cold"
-    os.close(make_cold(path, PAGES))
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         memory.madvise(mmap.MADV_RANDOM)  # no read-ahead
-        if any(is_resident(memory)):
-            pytest.skip("this file system keeps files in memory")
-        with logging(tmp_path / "log", "paging") as running:
-            cold, major, _ = touch(memory, range(0, PAGES, 2))
-            assert [page for page, there in enumerate(is_resident(memory)) if there] == list(
-                range(0, PAGES, 2)
-            )
-            memory.madvise(mmap.MADV_DONTNEED)
-            warm, major_again, _ = touch(memory, range(0, PAGES, 2))
-            log = running.finish()
+        cold, major, _ = touch(memory, range(0, PAGES, 2))
+        assert [page for page, there in enumerate(is_resident(memory)) if there] == list(
+            range(0, PAGES, 2)
+        )
+        memory.madvise(mmap.MADV_DONTNEED)
+        warm, major_again, _ = touch(memory, range(0, PAGES, 2))
         status = os.fstat(file.fileno())
+    log = yield
     found = mine(log, cold, with_io=1)
     assert len(found) == major == PAGES // 2
     assert [one["page"] for one in found] == list(range(0, PAGES, 2))
@@ -91,15 +86,14 @@ def test_page_ins_with_io_are_major_faults(tmp_path: Path) -> None:
         assert one["time_ns"] - 10**10 < one["since"] < one["time_ns"]
 
 
-def test_a_start_is_put_out_only_with_its_end(tmp_path: Path) -> None:
+def a_start_is_put_out_only_with_its_end() -> Scenario:
     """As many of both, one after the other, with the times of the same fault."""
-    with logging(tmp_path / "log", "paging") as running:
-        with mmap.mmap(-1, PAGES * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
-            span, major, minor = touch(memory, range(PAGES))
-        fault = "import ctypes; ctypes.string_at(0)"  # ends in SIGSEGV: there is no END
-        assert subprocess.run([sys.executable, "-c", fault], check=False).returncode < 0
-        log = running.finish()
+    with mmap.mmap(-1, PAGES * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        span, major, minor = touch(memory, range(PAGES))
+    fault = "import ctypes; ctypes.string_at(0)"  # ends in SIGSEGV: there is no END
+    assert subprocess.run([sys.executable, "-c", fault], check=False).returncode < 0
+    log = yield
     found = mine(log, span)
     # The two readings of rusage may fault too.
     assert PAGES <= len(found) <= major + minor
@@ -111,6 +105,16 @@ def test_a_start_is_put_out_only_with_its_end(tmp_path: Path) -> None:
     for start, end in zip(sorted(starts, key=key), sorted(ends, key=key), strict=True):
         assert [start[name] for name in both] == [end[name] for name in both]
         assert start["cpu_time"] <= end["cpu_time"]
+
+
+def test_page_ins(tmp_path: Path) -> None:
+    path = tmp_path / "cold"
+    fd = make_cold(path, PAGES)
+    if resident(fd):
+        pytest.skip("this file system keeps files in memory")
+    os.close(fd)
+    scenarios = [page_ins_with_io_are_major_faults(path), a_start_is_put_out_only_with_its_end()]
+    play(tmp_path / "log", "paging", scenarios=scenarios)
 
 
 @pytest.fixture(params=["bios", "requests"])

@@ -15,7 +15,7 @@ from tcpkmon.collector.linux.syscalls import online_cpus
 from tcpkmon.collector.loader.attach_trials import Probing
 from tcpkmon.formats.analysis import collapse_stacks, count_samples, open_log
 from tests.live.cpu_workload import READ, SPIN, cpu_time_ns, machine_times, running
-from tests.live.schema_logs import Log, logging
+from tests.live.schema_logs import Log, Scenario, logging, play
 
 PERIOD_NS = 10_000_000
 
@@ -26,19 +26,19 @@ def _has_perf() -> None:
         pytest.skip(why)
 
 
-def test_shares_are_those_of_the_kernel(tmp_path: Path) -> None:
+def shares_are_those_of_the_kernel(folder: Path) -> Scenario:
     """User, nice, system and idle time as /proc/stat counts it, within 3 sigma and its own ticks.
 
     A CPU that sleeps is not looked at on some machines: those looks are idle ones.
     """
     first, last = online_cpus()[0], online_cpus()[-1]
     work = [(SPIN, first, 0), (SPIN, first, 5), (READ, last, 0)]
-    with logging(tmp_path / "log", "sampler") as capture, running(*work):
+    with running(*work):
         begun_ns, before = time.monotonic_ns(), machine_times()
         time.sleep(3)
         ended_ns, after = time.monotonic_ns(), machine_times()
-        capture.finish()
-    with open_log(tmp_path / "log") as log:
+    yield
+    with open_log(folder) as log:
         counted = count_samples(log.choose(since=begun_ns, until=ended_ns))
     ticks = {state: after[state] - before[state] for state in before}
     looks = sum(counted.states.values())
@@ -56,15 +56,11 @@ def by_process(log: Log, pid: int, begun_ns: int, ended_ns: int) -> int:
     return sum(begun_ns < one["time_ns"] < ended_ns for one in samples)
 
 
-def test_samples_are_time_over_period_and_half_the_period_doubles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def samples_are_time_over_period_and_half_the_period_doubles() -> Scenario:
     """For a process: its CPU time, whatever else runs. The period changes while it runs."""
-    (tmp_path / "run").mkdir(0o755)
-    monkeypatch.setenv("TCPKMON_RUN", str(tmp_path / "run"))
     cpu = online_cpus()[-1]
     spans = []
-    with logging(tmp_path / "log", "sampler") as capture, running((SPIN, cpu, 0)) as (pid,):
+    with running((SPIN, cpu, 0)) as (pid,):
         for period in ("10ms", "5ms", "1ms"):
             assert ask(period) == ""
             assert ask() == f"{period}\n"
@@ -74,7 +70,7 @@ def test_samples_are_time_over_period_and_half_the_period_doubles(
             spans.append((int(period[:-2]) * 10**6, after - before, begun_ns, ended_ns))
         assert "too short" in ask("99us")
         assert "not a period" in ask("10 ticks")
-        log = capture.finish()
+    log = yield
     for period_ns, used_ns, begun_ns, ended_ns in spans:
         found = by_process(log, pid, begun_ns, ended_ns)
         looks, share = (ended_ns - begun_ns) / period_ns, used_ns / (ended_ns - begun_ns)
@@ -93,6 +89,16 @@ def ask(*words: str) -> str:
     """What `tcpkmon sampler-period` prints; its error where it refuses."""
     result = CliRunner().invoke(sampler_period.command, words)
     return str(result.exception) if result.exception else result.output
+
+
+def test_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir(0o755)
+    monkeypatch.setenv("TCPKMON_RUN", str(tmp_path / "run"))
+    scenarios = [
+        shares_are_those_of_the_kernel(tmp_path / "log"),
+        samples_are_time_over_period_and_half_the_period_doubles(),
+    ]
+    play(tmp_path / "log", "sampler", scenarios=scenarios)
 
 
 def test_stacks_name_the_kernels_functions(tmp_path: Path) -> None:

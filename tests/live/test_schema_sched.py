@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from tests.full import first
 from tests.live.capturing import wait_until
 from tests.live.held_page import state_of
-from tests.live.schema_logs import Log, Record, logging
+from tests.live.schema_logs import Log, Record, Scenario, play
 
 TIMES = 40
 TRIES = 5
@@ -76,11 +77,9 @@ def run_sleeper() -> tuple[int, str]:
     return process.pid, told
 
 
-@pytest.mark.parametrize("kinds", first(1, ["", "raw"]))
-def test_a_sleeper_comes_and_goes(tmp_path: Path, kinds: str) -> None:
-    with logging(tmp_path / "log", "sched", kinds=kinds) as running:
-        runs = [run_sleeper() for _ in range(TRIES)]
-    log = running.finish()
+def a_sleeper() -> Scenario:
+    runs = [run_sleeper() for _ in range(TRIES)]
+    log = yield
     seen = [(pid, told) for pid, told in runs if is_whole(log, *json.loads(told)[:2])]
     assert seen, f"switches are missing from all {TRIES} runs"
     for pid, told in seen:
@@ -127,9 +126,10 @@ def check_sleeper(log: Log, pid: int, told: str, least: int = TIMES) -> None:
     assert least <= slept <= TIMES
     assert len(found("REMOVE_FROM_RUNQ")) == voluntary
     assert len(found("ADD_TO_RUNQ", is_new=0)) == len(found("ADD_TO_RUNQ")) == voluntary
-    # Each sleep ends with one, be it that the thread had not gone to sleep yet.
+    # Each sleep ends with one, be it that the thread had not gone to sleep yet. Where its time is
+    # over before its timer starts, newer kernels start none (hrtimer_start_range_ns_user).
     tries = found("TRY_TO_WAKEUP", state="INTERRUPTIBLE", wakes=1)
-    assert len(tries) == TIMES
+    assert slept <= len(tries) <= TIMES
     assert len([one for one in tries if not one["running"]]) <= slept
     for event in ("SCHEDOUT", "SCHEDIN", "REMOVE_FROM_RUNQ", "ADD_TO_RUNQ", "TRY_TO_WAKEUP"):
         for record in found(event):
@@ -151,21 +151,20 @@ def check_sleeper(log: Log, pid: int, told: str, least: int = TIMES) -> None:
         assert next_in["pid"] == record["next_pid"]
 
 
-def test_wakeups_tell_who_woke(tmp_path: Path) -> None:
+def who_woke() -> Scenario:
     """Each write into a pipe wakes the reader that sleeps there, once."""
     read_end, write_end = os.pipe()
-    with logging(tmp_path / "log", "sched") as running:
-        reader = subprocess.Popen(
-            ["/bin/sh", "-c", "while read line; do :; done"], stdin=read_end, pass_fds=()
-        )
-        for _ in range(TIMES):
-            wait_until(lambda: state_of(reader.pid) == "S")
-            os.write(write_end, b"\n")
+    reader = subprocess.Popen(
+        ["/bin/sh", "-c", "while read line; do :; done"], stdin=read_end, pass_fds=()
+    )
+    for _ in range(TIMES):
         wait_until(lambda: state_of(reader.pid) == "S")
-        os.close(write_end)
-        reader.wait()
+        os.write(write_end, b"\n")
+    wait_until(lambda: state_of(reader.pid) == "S")
+    os.close(write_end)
+    reader.wait()
     os.close(read_end)
-    log = running.finish()
+    log = yield
     assert log.ways["TRY_TO_WAKEUP"].split(":")[1] in {"sched_waking", "try_to_wake_up"}
     me = threading.get_native_id()
     woken = log.of("TRY_TO_WAKEUP", pid=reader.pid, waker=me)
@@ -176,25 +175,25 @@ def test_wakeups_tell_who_woke(tmp_path: Path) -> None:
     assert {(one["running"], one["queued"]) for one in woken} <= {(0, 0), (1, 0), (1, 1)}
 
 
-def test_processes_are_made_execute_and_end(tmp_path: Path) -> None:
+def processes_that_are_made_execute_and_end() -> Scenario:
     """One FORK, one EXEC, one EXIT for each child, with its name and its status."""
+    begun = time.monotonic_ns()
     children: list[tuple[int, int]] = []
-    with logging(tmp_path / "log", "sched") as running:
-        for number in range(TIMES // 2):
-            child = subprocess.Popen(
-                ["/bin/sh", "-c", f"exit {number}", "name"], env={"ONE": "1", "TWO": "2"}
-            )
-            assert child.wait() == number
-            children.append((child.pid, number))
-        killed = subprocess.Popen(["/bin/sleep", "1000"])
-        wait_until(lambda: Path(f"/proc/{killed.pid}/comm").read_text() == "sleep\n")
-        killed.kill()
-        killed.wait()
-    log = running.finish()
+    for number in range(TIMES // 2):
+        child = subprocess.Popen(
+            ["/bin/sh", "-c", f"exit {number}", "name"], env={"ONE": "1", "TWO": "2"}
+        )
+        assert child.wait() == number
+        children.append((child.pid, number))
+    killed = subprocess.Popen(["/bin/sleep", "1000"])
+    wait_until(lambda: Path(f"/proc/{killed.pid}/comm").read_text() == "sleep\n")
+    killed.kill()
+    killed.wait()
+    ended_ns = time.monotonic_ns()
+    log = yield
     check_ways(log, "FORK", "EXEC", "EXIT")
-    me = os.getpid()
-    pids = [pid for pid, _ in children]
-    assert [one["child_pid"] for one in log.of("FORK", tgid=me)] == [*pids, killed.pid]
+    forks = between(log.of("FORK", tgid=os.getpid()), begun, ended_ns)
+    assert [one["child_pid"] for one in forks] == [*(pid for pid, _ in children), killed.pid]
     for pid, status in children:
         fork = log.one("FORK", child_pid=pid)
         assert (fork["child_tgid"], fork["kind"], fork["pid"]) == (
@@ -220,33 +219,29 @@ def test_processes_are_made_execute_and_end(tmp_path: Path) -> None:
     assert (ended["status"], ended["signal"]) == (0, signal.SIGKILL)
 
 
-def test_a_stopped_process_is_off_the_run_queue(tmp_path: Path) -> None:
-    with logging(tmp_path / "log", "sched") as running:
-        process = subprocess.Popen(["/bin/sleep", "1000"])
-        for _ in range(3):
-            process.send_signal(signal.SIGSTOP)
-            wait_until(lambda: state_of(process.pid) == "T")
-            process.send_signal(signal.SIGCONT)
-            wait_until(lambda: state_of(process.pid) == "S")
-        process.kill()
-        process.wait()
-    log = running.finish()
+def a_stopped_process_is_off_the_run_queue() -> Scenario:
+    process = subprocess.Popen(["/bin/sleep", "1000"])
+    for _ in range(3):
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: state_of(process.pid) == "T")
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: state_of(process.pid) == "S")
+    process.kill()
+    process.wait()
+    log = yield
     assert len(log.of("REMOVE_FROM_RUNQ", pid=process.pid, state="STOPPED")) == 3
     assert len(log.of("SCHEDOUT", pid=process.pid, state="STOPPED", reason="BLOCKED")) == 3
     assert len(log.of("TRY_TO_WAKEUP", pid=process.pid, state="STOPPED", wakes=1)) == 3
 
 
-def test_whose_processes_are(tmp_path: Path) -> None:
+def whose_processes_are() -> Scenario:
     """A child of root that becomes another user, and forks: FORK, EXEC, EXIT tell who each is."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root to become a user")
-    with logging(tmp_path / "log", "sched", more=["--locations", "FORK,EXEC,EXIT"]) as running:
-        child = subprocess.Popen(
-            ["/bin/sh", "-c", "(exec /bin/true); exit 0"], user=65534, group=65534,
-            extra_groups=[], cwd="/",
-        )  # fmt: skip
-        assert child.wait() == 0
-        log = running.finish()
+    child = subprocess.Popen(
+        ["/bin/sh", "-c", "(exec /bin/true); exit 0"], user=65534, group=65534, extra_groups=[],
+        cwd="/",
+    )  # fmt: skip
+    assert child.wait() == 0
+    log = yield
     born = log.one("FORK", child_pid=child.pid)
     assert (born["uid"], born["tgid"]) == (0, os.getpid())
     assert born["runtime"] > 0 and born["cgroup"] > 0
@@ -257,12 +252,21 @@ def test_whose_processes_are(tmp_path: Path) -> None:
     assert log.one("PROCESS_EXISTS", pid=os.getpid())["uid"] == 0
 
 
-def test_traps_are_the_switches_that_preempt(tmp_path: Path) -> None:
-    with logging(tmp_path / "log", "sched", more=["--using", "traps"]) as running:
-        busy = "import time\nend = time.monotonic() + 0.3\nwhile time.monotonic() < end: pass"
-        for child in [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(4)]:
-            assert child.wait() == 0
-    log = running.finish()
+def traps_are_the_switches_that_preempt() -> Scenario:
+    busy = "import time\nend = time.monotonic() + 0.3\nwhile time.monotonic() < end: pass"
+    for child in [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(4)]:
+        assert child.wait() == 0
+    log = yield
     forced = [(one["pid"], one["next_pid"]) for one in log.of("SCHEDOUT", reason="PREEMPTED")]
     assert forced
     assert sorted((one["pid"], one["next_pid"]) for one in log.of("TRAP")) == sorted(forced)
+
+
+@pytest.mark.parametrize("kinds", first(1, ["", "raw"]))
+def test_events_of_threads(tmp_path: Path, kinds: str) -> None:
+    scenarios = [
+        a_sleeper(), who_woke(), processes_that_are_made_execute_and_end(), whose_processes_are(),
+        a_stopped_process_is_off_the_run_queue(), traps_are_the_switches_that_preempt(),
+    ]  # fmt: skip
+    more = ["--using", "traps"]
+    play(tmp_path / "log", "sched", scenarios=scenarios, kinds=kinds, more=more)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.full import first
 from tests.live.capturing import ROOT
-from tests.live.schema_logs import Log, logging, make_schema
+from tests.live.schema_logs import Log, Scenario, logging, make_schema, play
 
 TIMES = 50
 OPTION = 0x6B6C6F67
@@ -39,21 +40,36 @@ def some_numbers(salt: int) -> range:
     return range(first, first + TIMES)
 
 
-@pytest.mark.parametrize("kinds", ["", pytest.param("raw", marks=pytest.mark.full)])
-def test_a_program_is_timed(tmp_path: Path, kinds: str) -> None:
+def a_program_is_timed() -> Scenario:
     numbers = some_numbers(0)
-    with logging(tmp_path / "log", "stopwatch", kinds=kinds) as running:
-        for number in numbers:
-            press(EVENT_START, number)
-            press(EVENT_STOP, number)
-        press(EVENT_START, -1)
-    log = running.finish()
+    for number in numbers:
+        press(EVENT_START, number)
+        press(EVENT_STOP, number)
+    press(EVENT_START, -1)
+    log = yield
     assert mine(log, "EVENT_START", numbers) == list(numbers)
     assert mine(log, "EVENT_STOP", numbers) == list(numbers)
     assert log.one("EVENT_START", id=-1)
     for number in numbers:
         start, stop = log.one("EVENT_START", id=number), log.one("EVENT_STOP", id=number)
         assert start["time_ns"] < stop["time_ns"]
+
+
+def the_page_of_the_manual_works() -> Scenario:
+    """The Python snippet of docs/schemas.md, as it stands there."""
+    page = (ROOT / "docs" / "schemas.md").read_text().partition("\n## stopwatch\n")[2]
+    page = page.partition("\n## ")[0]
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    subprocess.run([sys.executable, "-c", snippet], check=True)
+    log = yield
+    assert log.of("EVENT_START", id=7)
+    assert log.of("EVENT_STOP", id=7)
+
+
+@pytest.mark.parametrize("kinds", first(1, ["", "raw"]))
+def test_a_program_is_timed(tmp_path: Path, kinds: str) -> None:
+    scenarios = [a_program_is_timed(), the_page_of_the_manual_works()]
+    play(tmp_path / "log", "stopwatch", scenarios=scenarios, kinds=kinds)
 
 
 # The HOWTO's template, in the C file of a schema of the user's own.
@@ -95,15 +111,3 @@ def test_any_schema_may_use_it(tmp_path: Path) -> None:
     ]  # fmt: skip
     # The first time when the program was executed.
     assert [one["event"] for one in found] == ["EVENT_START", "TIMED", "EVENT_STOP"] * (TIMES + 1)
-
-
-def test_the_page_of_the_manual_works(tmp_path: Path) -> None:
-    """The Python snippet of docs/schemas.md, as it stands there."""
-    page = (ROOT / "docs" / "schemas.md").read_text().partition("\n## stopwatch\n")[2]
-    page = page.partition("\n## ")[0]
-    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    with logging(tmp_path / "log", "stopwatch") as running:
-        subprocess.run([sys.executable, "-c", snippet], check=True)
-    log = running.finish()
-    assert log.of("EVENT_START", id=7)
-    assert log.of("EVENT_STOP", id=7)

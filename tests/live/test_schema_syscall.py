@@ -18,7 +18,7 @@ import pytest
 from tcpkmon.formats.analysis import match_calls, open_log
 from tests.live.capturing import ROOT, wait_until
 from tests.live.faults import FULL
-from tests.live.schema_logs import Log, logging, read_log
+from tests.live.schema_logs import Log, Scenario, logging, play, read_log
 
 THREADS, CALLS = 4, 25_000 if FULL else 5_000
 SYS_MMAP = 9
@@ -80,18 +80,13 @@ def check_calls(log: Log, folder: Path, tids: list[int], calls: int, kind: str) 
         assert found.by_name()["getppid"].count == len(found.pairs)
 
 
-def test_as_many_as_perf_counts(tmp_path: Path) -> None:
+def as_many_as_perf_counts(told: Path) -> Scenario:
     """All calls of a program, from its execve on."""
-    told = tmp_path / "perf"
     script = "import os\nfor _ in range(500): os.stat('/')"
-    with logging(tmp_path / "log", "syscall") as running:
-        program = subprocess.Popen(
-            ["unshare", "-m", "--propagation", "private", "sh", "-c", PERF, told,
-             sys.executable, "-c", script]
-        )  # fmt: skip
-        assert program.wait() == 0
+    command = ["unshare", "-m", "--propagation", "private", "sh", "-c", PERF, told]
+    subprocess.run([*command, sys.executable, "-c", script], check=True)
     counted = int(told.read_text().splitlines()[-1].split(",")[0])
-    log = running.finish()
+    log = yield
     # The last execve that perf's child makes is the one that counting begins with.
     stats = Counter(record["tgid"] for record in log.of("SYSCALL_START", number="newfstatat"))
     child = max(stats, key=lambda tgid: stats[tgid])
@@ -102,17 +97,16 @@ def test_as_many_as_perf_counts(tmp_path: Path) -> None:
     assert len(starts) == counted > 500
 
 
-def test_arguments_values_and_errors(tmp_path: Path) -> None:
+def arguments_values_and_errors(folder: Path) -> Scenario:
     libc = ctypes.CDLL(None, use_errno=True)
     arguments = (0x11000, 0, 3, 0x22, (1 << 64) - 1, 0x5000)
-    with logging(tmp_path / "log", "syscall", more=["--syscalls", "mmap,openat"]) as running:
-        assert libc.syscall(SYS_MMAP, *map(ctypes.c_ulong, arguments)) == -1
-        assert ctypes.get_errno() == errno.EINVAL
-        with pytest.raises(FileNotFoundError):
-            os.open(tmp_path / "none", os.O_RDONLY)
-        fd = os.open(tmp_path, os.O_RDONLY)
-        os.close(fd)
-    log = running.finish()
+    assert libc.syscall(SYS_MMAP, *map(ctypes.c_ulong, arguments)) == -1
+    assert ctypes.get_errno() == errno.EINVAL
+    with pytest.raises(FileNotFoundError):
+        os.open(folder / "none", os.O_RDONLY)
+    fd = os.open(folder, os.O_RDONLY)
+    os.close(fd)
+    log = yield
     me = threading.get_native_id()
     (start,) = log.of("SYSCALL_START", tid=me, number="mmap", arg0=0x11000)
     assert tuple(start[f"arg{n}"] for n in range(6)) == arguments
@@ -121,13 +115,15 @@ def test_arguments_values_and_errors(tmp_path: Path) -> None:
     maps = Path("/proc/self/maps").read_text().splitlines()
     spans = [tuple(int(x, 16) for x in one.split()[0].split("-")) for one in maps if " r-xp" in one]
     assert any(low <= start["ip"] < high for low, high in spans)
-    results = [(one["result"], one["error"]) for one in log.of("SYSCALL_EXIT", tid=me)]
-    assert (-errno.EINVAL, "EINVAL") in results
-    assert (-errno.ENOENT, "ENOENT") in results
-    assert (fd, "NO_ERROR") in results
+    ended = next(one for one in log.of("SYSCALL_EXIT", tid=me, number="mmap") if one["result"] < 0)
+    assert (ended["result"], ended["error"]) == (-errno.EINVAL, "EINVAL")
+    opened = [(one["result"], one["error"])
+              for one in log.of("SYSCALL_EXIT", tid=me, number="openat")]  # fmt: skip
+    at = opened.index((-errno.ENOENT, "ENOENT"))
+    assert (fd, "NO_ERROR") in opened[at:]
 
 
-def test_calls_without_an_exit(tmp_path: Path) -> None:
+def calls_without_an_exit(folder: Path) -> Scenario:
     """exit_group and a signal handler's return have none; what a signal interrupts has one."""
     script = (
         "import os, signal\n"
@@ -136,17 +132,15 @@ def test_calls_without_an_exit(tmp_path: Path) -> None:
         "print(flush=True)\n"
         "signal.pause()"
     )
-    folder = tmp_path / "log"
-    with logging(folder, "syscall") as running:
-        ended = subprocess.Popen([sys.executable, "-c", "pass"])
-        assert ended.wait() == 0
-        killed = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-        assert killed.stdout is not None
-        killed.stdout.readline()
-        wait_until(lambda: " 34 " in f" {Path(f'/proc/{killed.pid}/syscall').read_text()}")
-        killed.kill()
-        assert killed.wait() == -signal.SIGKILL
-    log = running.finish()
+    ended = subprocess.Popen([sys.executable, "-c", "pass"])
+    assert ended.wait() == 0
+    killed = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert killed.stdout is not None
+    killed.stdout.readline()
+    wait_until(lambda: " 34 " in f" {Path(f'/proc/{killed.pid}/syscall').read_text()}")
+    killed.kill()
+    assert killed.wait() == -signal.SIGKILL
+    log = yield
     with open_log(folder) as events:
         ours = match_calls(events.choose(where=[f"tgid={ended.pid}"]))
         assert ours.without_exit == {"exit_group": 1}
@@ -155,18 +149,25 @@ def test_calls_without_an_exit(tmp_path: Path) -> None:
     assert log.one("SYSCALL_EXIT", tgid=killed.pid, number="pause")["error"] == "ERESTARTNOHAND"
 
 
-def test_a_call_of_32_bits_has_a_number_of_its_own(tmp_path: Path) -> None:
-    with logging(tmp_path / "log", "syscall") as running:
-        program = subprocess.run(
-            [sys.executable, "-c", CALL_32], check=False, capture_output=True, text=True
-        )
-    log = running.finish()
+def a_call_of_32_bits_has_a_number_of_its_own() -> Scenario:
+    program = subprocess.run(
+        [sys.executable, "-c", CALL_32], check=False, capture_output=True, text=True
+    )
+    log = yield
     if program.returncode == -signal.SIGSEGV:
-        pytest.skip("this kernel has no calls of 32-bit programs")
+        return  # this kernel has no calls of 32-bit programs
     pid = int(program.stdout)
     number = str(0x20000000 + 20)
     assert log.one("SYSCALL_EXIT", tgid=pid, number=number)["result"] == pid
     assert log.one("SYSCALL_START", tgid=pid, number=number)
+
+
+def test_calls(tmp_path: Path) -> None:
+    scenarios = [
+        as_many_as_perf_counts(tmp_path / "perf"), arguments_values_and_errors(tmp_path),
+        calls_without_an_exit(tmp_path / "log"), a_call_of_32_bits_has_a_number_of_its_own(),
+    ]  # fmt: skip
+    play(tmp_path / "log", "syscall", scenarios=scenarios)
 
 
 @pytest.mark.parametrize("namespace", [(), ("unshare", "-p", "--fork", "--mount-proc")])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.schema_logs import Log, Record, logging
+from tests.live.schema_logs import Log, Record, Scenario, logging, play
 from tests.live.tty_workload import EVENTS, Terminal, answerer, terminal
 
 
@@ -53,22 +53,21 @@ def test_response_and_think_times(tmp_path: Path, kinds: str) -> None:
     assert statistics.median(think) == pytest.approx(0.5, abs=0.005), think
 
 
-def test_answers_at_once_and_answers_of_others(tmp_path: Path) -> None:
+def answers_at_once_and_answers_of_others() -> Scenario:
     """The answer comes 2 ms after the echo; a child's output is the child's."""
     quick = "echo ready; while read x; do sleep 0.002; echo $x; done"
-    with logging(tmp_path / "log", "tty") as running:
-        with terminal("sh", "-c", quick) as fast:
-            fast.wait_for(b"ready")
-            for number in range(50):
-                fast.type(f"<{number}>\n".encode())
-                fast.wait_for(f"<{number}>\r\n<{number}>".encode())  # echo and answer
-                time.sleep(0.005)  # lines that are handed on together are one
-        shell = "echo ready; read x; sleep 0.05; /bin/echo child; sleep 0.05; echo more; read x"
-        with terminal("sh", "-c", shell) as user:
-            user.wait_for(b"ready")
-            user.type(b"x\n")
-            user.wait_for(b"more")
-    log = running.finish()
+    with terminal("sh", "-c", quick) as fast:
+        fast.wait_for(b"ready")
+        for number in range(50):
+            fast.type(f"<{number}>\n".encode())
+            fast.wait_for(f"<{number}>\r\n<{number}>".encode())  # echo and answer
+            time.sleep(0.005)  # lines that are handed on together are one
+    shell = "echo ready; read x; sleep 0.05; /bin/echo child; sleep 0.05; echo more; read x"
+    with terminal("sh", "-c", shell) as user:
+        user.wait_for(b"ready")
+        user.type(b"x\n")
+        user.wait_for(b"more")
+    log = yield
     found = of(fast, log)
     assert len([one for one in found if one["event"] == EVENTS[0]]) == 50
     ends = [one for one in found if one["event"] == EVENTS[1]]
@@ -113,22 +112,28 @@ def check_answer(log: Log, user: Terminal) -> None:
     assert found == [(event, user.pid, 0) for event in EVENTS]
 
 
-def test_a_line_is_not_answered_in_the_next_session(tmp_path: Path) -> None:
+def a_line_is_not_answered_in_the_next_session() -> Scenario:
     """What the next session of a terminal writes is no answer to what was typed in the last one."""
-    with logging(tmp_path / "log", "tty") as running:
-        user = Terminal("sh", "-c", "echo ready; exec sleep 1000")
-        user.wait_for(b"ready")
-        user.type(b"line\n")
-        user.wait_for(b"line")
-        os.kill(user.pid, signal.SIGKILL)
-        os.waitpid(user.pid, 0)
-        later = f"exec setsid sh -c 'exec <>/dev/pts/{user.number} >&0; echo later'"
-        subprocess.run(["sh", "-c", later], check=True)
-        user.wait_for(b"later")
-        user.until = time.monotonic_ns()
-        os.close(user.master)
-    found = of(user, running.finish())
-    assert [(one["event"], one["tgid"]) for one in found] == [(EVENTS[0], user.pid)]
+    user = Terminal("sh", "-c", "echo ready; exec sleep 1000")
+    user.wait_for(b"ready")
+    user.type(b"line\n")
+    user.wait_for(b"line")
+    os.kill(user.pid, signal.SIGKILL)
+    os.waitpid(user.pid, 0)
+    later = f"exec setsid sh -c 'exec <>/dev/pts/{user.number} >&0; echo later'"
+    subprocess.run(["sh", "-c", later], check=True)
+    user.wait_for(b"later")
+    user.until = time.monotonic_ns()
+    os.close(user.master)
+    log = yield
+    assert [(one["event"], one["tgid"]) for one in of(user, log)] == [(EVENTS[0], user.pid)]
+
+
+def test_whose_answers_are(tmp_path: Path) -> None:
+    scenarios = [
+        answers_at_once_and_answers_of_others(), a_line_is_not_answered_in_the_next_session(),
+    ]  # fmt: skip
+    play(tmp_path / "log", "tty", scenarios=scenarios)
 
 
 def log_in() -> tuple[int, int]:

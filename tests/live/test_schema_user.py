@@ -9,14 +9,16 @@ import runpy
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tcpkmon.collector.commands.probe import USER_OPTION
+from tests.full import first
 from tests.live.capturing import ROOT
 from tests.live.faults import as_nobody
-from tests.live.schema_logs import logging
+from tests.live.schema_logs import Scenario, play
 
 NOBODY = 65534
 PAGE = (ROOT / "docs" / "schemas.md").read_text().partition("\n## user\n")[2]
@@ -47,14 +49,12 @@ def run_as_nobody(*command: str | Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kinds", ["", pytest.param("raw", marks=pytest.mark.full)])
-def test_the_command_logs_with_its_real_ids(tmp_path: Path, kinds: str) -> None:
+def the_command_logs_with_its_real_ids() -> Scenario:
     text = "a user's text, \u00e9"
-    with logging(tmp_path / "log", "user", kinds=kinds) as running:
-        for more in ([], [text], ["x" * 100]):
-            process = subprocess.Popen(as_nobody("tcpkmon", "probe", "2", "1", *more))
-            assert process.wait() == 0
-    log = running.finish()
+    for more in ([], [text], ["x" * 100]):
+        process = subprocess.Popen(as_nobody("tcpkmon", "probe", "2", "1", *more))
+        assert process.wait() == 0
+    log = yield
     found = log.of("USER_EVENT", group=2, type=1, uid=NOBODY)
     told = [(one["aux"], one["auxlen"]) for one in found]
     assert told == [("", 0), (text, len(text.encode())), ("x" * 63, 100)]
@@ -62,39 +62,39 @@ def test_the_command_logs_with_its_real_ids(tmp_path: Path, kinds: str) -> None:
     assert found[-1]["cpu_time"] > 0
 
 
-def test_the_programs_of_the_page_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                      capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def the_programs_of_the_page_log(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Scenario:
     pythons = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (program,) = re.findall(r"```c\n(.*?)```", PAGE, re.DOTALL)
     (pairs,) = re.findall(r"```python pairs.py\n(.*?)```", PAGE, re.DOTALL)
     commands = [[sys.executable, "-c", *pythons]]
     if compiler := shutil.which("cc"):
-        (tmp_path / "program.c").write_text(program)
-        made = [compiler, "-Wall", "-Werror", "-o", tmp_path / "program", tmp_path / "program.c"]
+        (folder / "program.c").write_text(program)
+        made = [compiler, "-Wall", "-Werror", "-o", folder / "program", folder / "program.c"]
         subprocess.run(made, check=True)
-        commands.append([str(tmp_path / "program")])
-    with logging(tmp_path / "log", "user") as running:
-        processes = [subprocess.Popen(command) for command in commands]
-        assert [process.wait() for process in processes] == [0] * len(commands)
-    log = running.finish()
+        commands.append([str(folder / "program")])
+    processes = [subprocess.Popen(command) for command in commands]
+    assert [process.wait() for process in processes] == [0] * len(commands)
+    log = yield
     for process in processes:
         found = log.of("USER_EVENT", tgid=process.pid)
         assert [(one["group"], one["type"], one["aux"]) for one in found] == [
             (7, 0, "work"), (7, 1, "work"),
         ]  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pairs.py").write_text(pairs)
+    monkeypatch.chdir(folder)
+    (folder / "pairs.py").write_text(pairs)
     runpy.run_path("pairs.py")
     shown = capsys.readouterr().out
     assert len(re.findall(r"^work: \d+ us$", shown, re.M)) >= len(commands)
 
 
-def test_a_users_events_are_limited(tmp_path: Path) -> None:
+def a_users_events_are_limited() -> Scenario:
     """A user who logs too much loses events, counted; the others lose none."""
-    with logging(tmp_path / "log", "user") as running:
-        run_as_nobody("/usr/bin/python3", "-c", FLOOD, "2500", str(USER_OPTION), "1")
-        subprocess.run([sys.executable, "-c", FLOOD, "100", str(USER_OPTION), "1"], check=True)
-    log = running.finish()
+    run_as_nobody("/usr/bin/python3", "-c", FLOOD, "2500", str(USER_OPTION), "1")
+    subprocess.run([sys.executable, "-c", FLOOD, "100", str(USER_OPTION), "1"], check=True)
+    time.sleep(1)  # nobody may log again
+    log = yield
     found = [one["type"] for one in log.of("USER_EVENT", group=9, uid=NOBODY)]
     assert found == list(range(1000))
     assert len(log.of("USER_EVENT", group=9, uid=os.getuid())) == 100
@@ -102,7 +102,7 @@ def test_a_users_events_are_limited(tmp_path: Path) -> None:
     assert (row["limited"], row["written"]) == (1500, row["attempts"] - 1500)
 
 
-def test_strange_calls_do_no_harm(tmp_path: Path) -> None:
+def strange_calls_do_no_harm() -> Scenario:
     """Addresses and lengths of all kinds: the text is empty where it cannot be read."""
     script = f"""
 import ctypes
@@ -113,8 +113,18 @@ for number, (where, length) in enumerate([(0, 5), (1, 5), (kernel, 64), (2**64 -
     call({USER_OPTION}, 2**32 + 8, number, where, length)
 call({USER_OPTION + 1}, 8, 77, 0, 0)
 """
-    with logging(tmp_path / "log", "user") as running:
-        run_as_nobody("/usr/bin/python3", "-c", script)
-    log = running.finish()
+    run_as_nobody("/usr/bin/python3", "-c", script)
+    log = yield
     found = [(one["type"], one["aux"], one["auxlen"]) for one in log.of("USER_EVENT", group=8)]
     assert found == [(0, "", 5), (1, "", 5), (2, "", 64), (3, "", 2**31 - 1)]
+
+
+@pytest.mark.parametrize("kinds", first(1, ["", "raw"]))
+def test_programs_of_users(
+    tmp_path: Path, kinds: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenarios = [
+        a_users_events_are_limited(), the_command_logs_with_its_real_ids(),
+        the_programs_of_the_page_log(tmp_path, monkeypatch, capsys), strange_calls_do_no_harm(),
+    ]  # fmt: skip
+    play(tmp_path / "log", "user", scenarios=scenarios, kinds=kinds)
