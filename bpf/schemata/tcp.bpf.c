@@ -15,6 +15,7 @@ struct net_device;
 struct netns_ipv4;
 struct percpu_counter;
 struct proto_accept_arg;
+struct rb_root;
 struct sock_cgroup_data;
 struct socket_alloc;
 struct task_struct;
@@ -395,6 +396,7 @@ PROBE(timer, "RTO LOSS_PROBE ZERO_WINDOW_PROBE REO_TIMEOUT",
 {
     struct timer_list *expired = (struct timer_list *)ARG(0);
     struct inet_connection_sock *icsk;
+    struct sk_buff *skb = 0;
     struct sock *sk;
     u32 pending, location, callvalue;
     u8 state;
@@ -430,7 +432,10 @@ PROBE(timer, "RTO LOSS_PROBE ZERO_WINDOW_PROBE REO_TIMEOUT",
         return;
     }
     location = klogger_unknown(cpu, location) % LOCATION_ROWS;
-    snapshot(ctx, cpu, 0, location, sk, 0, callvalue, 0);
+    /* The SYN that was not answered is the first in the queue. */
+    if (state == STATE_SYN_SENT)
+        skb = (struct sk_buff *)READ(0, sk, tcp_rtx_queue.rb_node);
+    snapshot(ctx, cpu, 0, location, sk, skb, callvalue, SEGMENT);
 }
 #endif
 

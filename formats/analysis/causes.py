@@ -24,7 +24,7 @@ from tcpkmon.formats.analysis.why.assemble import address
 from tcpkmon.formats.analysis.why.columns import columns_of
 from tcpkmon.formats.analysis.why.tables import Capture, opened
 from tcpkmon.formats.analysis.why.words import human_time
-from tcpkmon.formats.base.drops import REASONS, Drop
+from tcpkmon.formats.base.drops import REASONS, RESETS, Drop
 from tcpkmon.formats.base.sequence import state_after
 from tcpkmon.formats.base.tcp import ARRIVED, DROPS, SYNCHRONIZED, Location, State
 from tcpkmon.formats.base.text import counted
@@ -42,6 +42,7 @@ evidence | text | what shows it, and what to look at
 """)
 _COLUMNS = ("conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state",
             "snd_una", "snd_max", "snd_sb_cc", "rcv_sb_cc", "srtt_us")  # fmt: skip
+_OPTIONAL = ("netns", "seg_flags")
 _ENDS = ("laddr", "lport", "raddr", "rport")
 _Ends = tuple[int, bytes, int, bytes, int]
 _Key = tuple[str, int, bool, bool, Any]
@@ -55,6 +56,8 @@ _SHORT_US = 500_000
 _FEWER = 12
 """Retransmissions of who gives up sooner than tcp_retries2 makes it, of which the default is 15."""
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH)
+_SYN, _RST, _ECN = 2, 4, 64 | 128
+"""Of seg_flags; _ECN: ECE and CWR."""
 _TIMERS = (Location.RTO, Location.LOSS_PROBE)
 
 
@@ -76,11 +79,13 @@ class Cause:
 @dataclass(frozen=True)
 class Scope:
     """What rules know of the capture. until_ns: when it ended. lost: how many records are missing.
-    sees_closing: it records segments of connections of which one end closed."""
+    sees_closing: it records segments of connections of which one end closed. resets: the numbers
+    of the reasons of resets that this host sends, by name."""
 
     until_ns: int
     lost: int
     sees_closing: bool
+    resets: Mapping[str, int]
 
 
 class Drops:
@@ -97,15 +102,19 @@ class Drops:
 
     def add(self, rows: Mapping[str, NDArray[Any]], times_ns: NDArray[np.int64]) -> None:
         """Rows at DROPS alone."""
-        netns = rows.get("netns", np.zeros(len(times_ns), np.int64))
+        nothing = np.zeros(len(times_ns), np.int64)
         values = zip(
             times_ns.tolist(), rows["conn_id"].tolist(), rows["callvalue"].tolist(),
-            rows["state"].tolist(), netns.tolist(), *(rows[name].tolist() for name in _ENDS),
+            rows["state"].tolist(), rows.get("seg_flags", nothing).tolist(),
+            rows.get("netns", nothing).tolist(), *(rows[name].tolist() for name in _ENDS),
             strict=True,
         )  # fmt: skip
-        for time_ns, conn_id, callvalue, state, space, *ends in values:
+        for time_ns, conn_id, callvalue, state, flags, space, *ends in values:
             drop = Drop.of(callvalue)
-            if (cause := self._causes.get(drop.reason)) is None:
+            cause = self._causes.get(drop.reason)
+            if state == State.TIME_WAIT and flags & (_SYN | _RST) == _SYN:
+                cause = "time_wait"
+            if cause is None:
                 continue
             listens = state == State.LISTEN
             whose = (space, *ends)
@@ -149,10 +158,12 @@ class Drops:
 
 
 class Finder:
-    """Finds the causes of a capture whose blocks it sees."""
+    """Finds the causes of a capture whose blocks it sees. It is made before they are read."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        more = (name for name in _OPTIONAL if name in source.known)
+        source.names = [*dict.fromkeys((*source.names, *more))]
         self._drops = Drops(source.constants(REASONS))
         self._found: list[Cause] = []
 
@@ -163,7 +174,8 @@ class Finder:
     def add(self, block: Block) -> None:
         """A block: all is read before the first one."""
         source = self._source
-        scope = Scope(source.until_ns, source.reader.lost, source.records("SEGMENT_CLOSING"))
+        scope = Scope(source.until_ns, source.reader.lost, source.records("SEGMENT_CLOSING"),
+                      {name: number for number, name in source.constants(RESETS).items()})
         for rule in RULES:
             self._found += rule(block, scope)
         self._drops.see(block)
@@ -178,9 +190,8 @@ class Finder:
 def causes(capture: Capture) -> Table:
     """The table causes, in order of time. CAUSES says what each column is. Raises as Source."""
     with opened(capture) as source:
+        source.names = _COLUMNS
         finder = Finder(source)
-        more = [name for name in ("netns",) if name in source.known]
-        source.names = [*_COLUMNS, *more]
         for block in source.blocks(drops=finder.add_drops):
             finder.add(block)
     found = sorted(finder.causes(), key=lambda one: one.start_ns)
@@ -371,8 +382,68 @@ def silence(block: Block, scope: Scope) -> Iterator[Cause]:
         )  # fmt: skip
 
 
+def orphans(block: Block, scope: Scope) -> Iterator[Cause]:
+    """This host's kernel had no room for what its program had closed."""
+    if (reason := scope.resets.get("TCP_ABORT_ON_MEMORY")) is None:
+        return
+    for one, at in _with(block, _resets(block, reason)):
+        yield one.make(
+            "orphans", int(at[0]), int(at[0]), True,
+            "this host's kernel reset it: its program had closed it, and there were more such "
+            "connections than net.ipv4.tcp_max_orphans allows, or more memory in use than "
+            "net.ipv4.tcp_mem",
+        )  # fmt: skip
+
+
+def time_wait(block: Block, scope: Scope) -> Iterator[Cause]:
+    """An old connection of the same ports answered the SYN."""
+    refused = _resets(block, scope.resets.get("TCP_INVALID_ACK_SEQUENCE", 0))
+    for one, at in _with(block, refused & (block["state"] == State.SYN_SENT)):
+        last = int(at[-1])
+        opened = np.isin(one["state"][last:], SYNCHRONIZED).any()
+        yield one.make(
+            "time_wait", 0, last, False,
+            f"an old connection of the same ports answered its SYN: the peer's socket is in "
+            f"TIME_WAIT, or open. This host reset that {counted(len(at), 'time')} and sent the SYN "
+            f"again{'' if opened else ', without success (net.ipv4.tcp_rfc1337 there?)'}: let the "
+            "kernel choose the port, or use timestamps",
+        )  # fmt: skip
+
+
+def ecn_syn(block: Block, scope: Scope) -> Iterator[Cause]:
+    """Of its SYNs, those that asked for ECN were lost, and the next one came through."""
+    if "seg_flags" not in block.rows:
+        return
+    asked = block["seg_flags"] & _ECN != 0
+    lost = (block["location"] == Location.RTO) & (block["state"] == State.SYN_SENT)
+    for one, at in _with(block, lost & asked):
+        tries = np.flatnonzero((one["location"] == Location.RTO)
+                               & (one["state"] == State.SYN_SENT))  # fmt: skip
+        last, flags = int(tries[-1]), one["seg_flags"]
+        again = last + np.flatnonzero(one["location"][last:] == Location.RETRANSMIT)
+        opened = last + np.flatnonzero(one["callvalue"][last:] == State.ESTABLISHED)
+        opened = opened[one["location"][opened] == Location.STATE_CHANGE]
+        if len(at) < len(tries) or not len(again) or flags[again[0]] & _ECN or not len(opened):
+            continue
+        yield one.make(
+            "ecn_syn", 0, int(opened[0]), False,
+            f"{counted(len(at), 'SYN')} that asked for ECN had no answer, and the one without came "
+            "through: a box on the path may drop them. Where that is so each time, set "
+            "net.ipv4.tcp_ecn=0 or 2",
+        )  # fmt: skip
+
+
+def _resets(block: Block, reason: int) -> NDArray[np.bool_]:
+    """(n,) where this host sent a reset of this reason."""
+    is_reset = block["location"] == Location.RESET_SENT
+    return np.asarray(is_reset & (block["callvalue"] == reason))
+
+
 Rule = Callable[[Block, Scope], Iterator[Cause]]
-RULES: tuple[Rule, ...] = (self_connect, no_port, close_wait, keepalive, user_timeout, silence)
+RULES: tuple[Rule, ...] = (
+    self_connect, no_port, orphans, time_wait, ecn_syn, close_wait, keepalive, user_timeout,
+    silence,
+)  # fmt: skip
 """The strongest first."""
 OF_DROPS = {
     "netfilter": "dropped by netfilter in this host: look at its rules (nft list ruleset, iptables "
@@ -380,6 +451,8 @@ OF_DROPS = {
     "checksum": "dropped as its checksum is wrong: something on the way damages packets, or a "
     "device computes it wrongly (ethtool -k)",
     "no_socket": "refused: nothing listens there",
+    "time_wait": "refused: a SYN from the ports of a connection that is in TIME_WAIT here, with a "
+    "number that is not beyond its last",
 }
 """By cause, what is said of the packets."""
 _OF_REASON = {
@@ -387,11 +460,12 @@ _OF_REASON = {
     "SKB_CSUM": "checksum", "NO_SOCKET": "no_socket",
 }  # fmt: skip
 """By the name of a reason."""
-NAMES = (*(rule.__name__ for rule in RULES), *OF_DROPS)
+NAMES = tuple(dict.fromkeys((*(rule.__name__ for rule in RULES), *OF_DROPS)))
 EXCUSES = {
     "netfilter": frozenset({"named", "nagle", "pacing", "recovery", "unknown"}),
     "self_connect": frozenset({"*"}), "silence": frozenset({"named"}),
-    "close_wait": frozenset({"app"}),
+    "close_wait": frozenset({"app"}), "orphans": frozenset({"ended"}),
+    "time_wait": frozenset({"opening"}), "ecn_syn": frozenset({"opening"}),
 }  # fmt: skip
-"""What the verdict does not say beside a cause: a limit, "named", or *: nothing of it."""
+"""What the verdict does not say beside a cause: a limit, "named", "ended", or *: nothing of it."""
 assert [one.name for one in fields(Cause)] == [column.name for column in CAUSES]

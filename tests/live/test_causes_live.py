@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from collections.abc import Iterator
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tcpkmon.collector.lab.counters import counters
+from tcpkmon.collector.lab.counters import counters, losing
 from tcpkmon.collector.lab.lab import Lab
-from tcpkmon.collector.lab.pair import Pair, join, listening, make_socket, receive
+from tcpkmon.collector.lab.pair import Pair, drain, join, listening, make_socket, receive
 from tcpkmon.formats.analysis.causes import NAMES, causes
 from tcpkmon.formats.analysis.check import Capture, check
 from tcpkmon.formats.analysis.explaining import explain
@@ -32,11 +33,12 @@ PORTS = {
     "user_timeout": 7005, "data and no answer": 7006, "silence": 7007, "long silence": 7008,
     "netfilter": 7013, "rule that accepts": 7014, "checksum": 7015, "old segments": 7016,
     "no_socket": 7009, "self_connect": 7010,
-    "loopback": 7011, "no_port": 7012,
+    "loopback": 7011, "no_port": 7012, "orphans": 7017, "unread": 7018, "time_wait": 7019,
+    "rfc1337": 7020, "same port": 7021, "ecn_syn": 7022, "lost SYN": 7023,
 }  # fmt: skip
 """By the case, the server's port; those with the name of a cause have it."""
 _JOINED = list(PORTS)[:12]
-_DROPPED = ("keepalive", "user_timeout", "data and no answer", "silence")
+_DROPPED = ("keepalive", "user_timeout", "data and no answer", "silence", "ecn_syn", "lost SYN")
 """Of these, netfilter drops what arrives."""
 
 
@@ -80,6 +82,84 @@ def find_no_port(lab: Lab) -> None:
     assert errors == [0] * 10 + [99] * 10  # EADDRNOTAVAIL
 
 
+def exhaust_orphans(lab: Lab) -> None:
+    """Eight full sockets are closed, four of them with room for one orphan; and one is closed with
+    a byte unread."""
+    with listening(lab.b, lab.b.address4, PORTS["orphans"]) as listener:
+        full = [join(lab.a, listener, lab.b.address4) for _ in range(8)]
+    for pair in full:
+        pair.client.setblocking(False)
+        with suppress(BlockingIOError):
+            while pair.client.send(bytes(1 << 16)):
+                pass
+    with listening(lab.b, lab.b.address4, PORTS["unread"]) as listener:
+        unread = join(lab.a, listener, lab.b.address4)
+    unread.server.send(b"a")
+    time.sleep(0.1)
+    unread.client.close()
+    for pair in full[:4]:
+        pair.client.close()
+    time.sleep(0.3)  # the kernel counts them each 100 ms
+    allowed = Path("/proc/sys/net/ipv4/tcp_max_orphans")
+    usual = allowed.read_text()
+    allowed.write_text("1")  # of the whole machine, so for a moment
+    try:
+        for pair in full[4:]:
+            pair.client.close()
+    finally:
+        allowed.write_text(usual)
+    assert counters(lab.a)["TCPAbortOnMemory"] == 4
+    for pair in (*full, unread):
+        pair.close()
+
+
+def reuse_port(lab: Lab, name: str, ahead: int) -> int:
+    """Twice a connection of the same ports, the first of them in TIME_WAIT at the server, whose
+    number is so far ahead of that of a SYN of now. Returns the errno of the second."""
+    with listening(lab.b, lab.b.address4, PORTS[name]) as listener:
+        first = join(lab.a, listener, lab.b.address4)
+        port = first.client_port
+        reading = drain(first.server)
+        began, sent = time.monotonic(), 0
+        while sent - 15_625_000 * (time.monotonic() - began) < ahead:  # the numbers of SYNs grow so
+            sent += first.client.send(bytes(1 << 20))
+        first.server.shutdown(socket.SHUT_WR)
+        first.client.recv(1)
+        first.client.close()
+        reading.join()
+        first.close()
+        with make_socket(lab.a) as again:
+            again.bind(("", port))
+            again.settimeout(2.5)
+            return again.connect_ex((lab.b.address4, PORTS[name]))
+
+
+def reuse_ports(lab: Lab) -> None:
+    off = {"net.ipv4.tcp_timestamps": "0", "net.ipv4.tcp_tw_reuse": "0"}
+    lab.a.set_sysctls(off)
+    lab.b.set_sysctls(off)
+    assert reuse_port(lab, "same port", -1_000_000) == 0
+    assert reuse_port(lab, "time_wait", 20_000_000) == 0
+    lab.b.set_sysctls({"net.ipv4.tcp_rfc1337": "1"})
+    assert reuse_port(lab, "rfc1337", 20_000_000) == errno.EAGAIN
+    for side in (lab.a, lab.b):
+        side.set_sysctls({"net.ipv4.tcp_timestamps": "1"})
+
+
+def lose_syns(lab: Lab) -> None:
+    """The first SYN is lost: one as it asks for ECN, and any."""
+    for name, ecn, lost in (("ecn_syn", "1", "tcp flags & (syn | ecn | cwr) == (syn | ecn | cwr)"),
+                            ("lost SYN", "2", "limit rate 1/minute burst 1 packets")):  # fmt: skip
+        lab.a.set_sysctls({"net.ipv4.tcp_ecn": ecn})
+        with (
+            listening(lab.b, lab.b.address4, PORTS[name]),
+            losing(lab.b, f"tcp dport {PORTS[name]} {lost}"),
+            make_socket(lab.a) as end,
+        ):
+            end.connect((lab.b.address4, PORTS[name]))
+    lab.a.set_sysctls({"net.ipv4.tcp_ecn": "2"})
+
+
 def drop_packets(lab: Lab, pairs: dict[str, Pair]) -> None:
     """By a rule and by a checksum, and the same without a drop."""
     rule = "add rule inet own one tcp dport"
@@ -113,6 +193,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         pairs["loopback"].exchange()
         connect_to_itself(lab)
         find_no_port(lab)
+        exhaust_orphans(lab)
+        reuse_ports(lab)
+        lose_syns(lab)
         began = time.monotonic()
         for name in ("close_wait", "half closed"):
             pairs[name].client.shutdown(socket.SHUT_WR)
@@ -154,7 +237,7 @@ def test_each_case_has_its_cause_and_no_other(made: Path) -> None:
         mine[port_name(ports.get(conn_id, {lport}))].add(cause)
     assert mine == {
         name: ({name} & {*NAMES}) | ({"netfilter"} if name in _DROPPED else set()) for name in PORTS
-    }  # fmt: skip
+    } | {"rfc1337": {"time_wait"}}  # fmt: skip
     dropped = {
         (cause, port_name(ports.get(conn_id, {lport}))): count for cause, conn_id, lport, count in
         zip(*(found[name].tolist() for name in ("cause", "conn_id", "lport", "records")),

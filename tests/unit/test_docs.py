@@ -96,8 +96,8 @@ def test_every_location_is_described() -> None:
         if member.value < FIRST_CONTROL:
             assert row[2] == ("no" if "extra" in member.tags else "yes")
             assert re.fullmatch(r"(`\w+:\w+`(, )?)+", row[5]), row
-    assert rows["RTO"][3:] == [
-        "the retransmission timer fired", "retransmissions so far",
+    assert rows["LOSS_PROBE"][3:] == [
+        "the tail loss probe's timer fired", "retransmissions so far",
         "`btf:timer_expire_entry`, `raw:timer_expire_entry`",
     ]  # fmt: skip
     assert rows["CHECKPOINT"] == ["228", "`CHECKPOINT`", "the ledger follows", "its number, from 0"]

@@ -58,8 +58,8 @@ def verdict(
 ) -> list[str]:
     """Sentences, the most important first; each limit with its evidence and what would help.
 
-    peer: its other end, where the same capture has that. excused: limits, and "named", which a
-    cause has said already, or shows to be no fault.
+    peer: its other end, where the same capture has that. excused: limits, "named" and "ended",
+    which a cause has said already, or shows to be no fault.
     """
     found: list[tuple[float, str]] = []
     total = sum(one.limit_ns.values())
@@ -90,7 +90,7 @@ def verdict(
         texts.append(queue)
     if unsent := closed_unsent(one):
         texts.insert(0, unsent)
-    if end := ending(one):
+    if "ended" not in excused and (end := ending(one)):
         texts.insert(len(texts) if is_reset(one) else 0, end)
     if total and _is_uncertain(one):
         doubt = 100 * (1 - one.certain_ns / total)
