@@ -34,11 +34,6 @@ class Whole(Sequencer):
         listed = list(entries)
         return self._control(listed, [0] * len(listed), mono_ns)
 
-    @property
-    def last_serial(self) -> dict[int, int]:
-        """By CPU, the serial up to which all were released or counted as lost."""
-        return {number: last for number, (last, _) in self.released().items()}
-
 
 def seqs_of(ordered: Ordered) -> NDArray[np.int64]:
     """The sequence number of each entry, by the LOSS entries: these count the numbers before."""

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError
+from tcpkmon.formats.base.errors import DamagedError, FileError
 from tcpkmon.formats.klogger.batch import LogBatch
 from tcpkmon.formats.klogger.encode import encode_preamble
 from tcpkmon.formats.klogger.reader import LogReader
@@ -314,27 +314,6 @@ def test_a_file_of_a_big_endian_machine(tmp_path: Path) -> None:
     assert batch.serials.tolist() == [1, 2, 3]
     assert batch.times_ns.tolist() == [1 << 40] * 3
     assert batch.rows("COUNTED").tolist() == [(-5, 1 << 50)]
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(60))
-@given(st.data())
-def test_rubbish_with_right_checksums_raises_nothing_else(
-    tmp_path: Path, data: st.DataObject
-) -> None:
-    numbers = data.draw(st.lists(st.integers(0, 260), max_size=6))
-    records = data.draw(st.binary(max_size=200))
-    head = data.draw(
-        st.dictionaries(
-            st.sampled_from(["index", "count", "serial"]), st.integers(0, (1 << 32) - 1)
-        )
-    )
-    path = write_dump(tmp_path / "log", numbers, records, **head)
-    try:
-        reader, batches = read(path)
-    except TcpkmonError:
-        return
-    assert reader.damage
-    assert sum(map(len, batches)) <= len(records) // 24
 
 
 def test_damage_says_where_it_is(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import random
 import struct
 from pathlib import Path
 from typing import Any
@@ -184,22 +183,6 @@ def test_a_file_that_is_cut_ends_before(tmp_path: Path) -> None:
     for cut in range(1, 60):
         batches, file = read(tmp_path, PACKETS[:-cut])
         assert sum(map(len, batches)) == 1 and file.cut is not None
-
-
-def test_random_damage_never_ends_in_a_traceback(tmp_path: Path) -> None:
-    chance = random.Random(7)
-    for _ in range(400):
-        data = bytearray(PACKETS)
-        for _ in range(chance.randrange(1, 6)):
-            data[chance.randrange(len(data))] = chance.randrange(256)
-        try:
-            for batch in read(tmp_path, bytes(data))[0]:
-                parse(batch.data, batch.columns())
-                for one in batch.blocks:
-                    if one.packet >= 0:
-                        with_comment(one, ["x"])
-        except (DamagedError, FileError):
-            pass
 
 
 def test_times_of_all_units(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import tcpkmon
 from tcpkmon.formats.base import control
 from tcpkmon.formats.base.byteorder import Endian
-from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError, UsageError
+from tcpkmon.formats.base.errors import DamagedError, FileError, UsageError
 from tcpkmon.formats.psc import reader, sequence
 from tcpkmon.formats.psc.columns import CLASSIC, Column, entry_dtype
 from tcpkmon.formats.psc.header import Header, encode_header, writer_header
@@ -280,35 +280,6 @@ def test_cut_at_every_byte(tmp_path: Path, data: bytes) -> None:
             assert not capture.complete
             assert capture.rows().tobytes() == data[start : start + good * size]
             read_all(capture)
-
-
-@pytest.mark.parametrize("data", [LITTLE, PDP], ids=["little", "pdp"])
-def test_every_bit_flipped(tmp_path: Path, data: bytes) -> None:
-    opened = 0
-    for bit in range(0, 8 * len(data), 1 if IS_FULL else 13):  # each bit of a byte comes
-        bent = bytearray(data)
-        bent[bit // 8] ^= 1 << bit % 8
-        try:
-            with tcpkmon.open(save(tmp_path, bytes(bent))) as capture:
-                read_all(capture)
-                opened += 1
-        except TcpkmonError as error:
-            assert isinstance(error, DamagedError)
-    assert 0 < opened < 8 * len(data)
-
-
-@given(st.data())
-@shared_folder
-def test_bytes_bent_in_our_own_file(tmp_path: Path, data: st.DataObject) -> None:
-    bent = bytearray(own_file())
-    for _ in range(data.draw(st.integers(1, 6))):
-        at = data.draw(st.integers(0, len(bent) - 1))
-        bent[at] = data.draw(st.integers(0, 255))
-    try:
-        with tcpkmon.open(save(tmp_path, bytes(bent))) as capture:
-            read_all(capture)
-    except DamagedError:
-        pass
 
 
 def described(*records: bytes) -> bytes:

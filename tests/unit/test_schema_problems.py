@@ -4,18 +4,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tcpkmon.formats.base.errors import SchemaError
 from tcpkmon.formats.schema import parse
-from tcpkmon.formats.schema.cursor import C_WORDS, KEYWORDS
-from tests.full import IS_FULL, first
-
-# What a schema is made of, and what it is not.
-_MARKS = st.sampled_from(["{", "}", "<", ">", ";", ",", "=", "[", "-", "/*", "*/", "//", "\n"])
-_WORDS = st.sampled_from(["evnt", "uint", "stringN", "string8", "A", "B", "x", "-1", "0x", "3com"])
-_PIECE = _MARKS | _WORDS | st.sampled_from(sorted(KEYWORDS | C_WORDS | {"counter1"}))
+from tests.full import first
 
 _MISTAKES = [
     ("evnt A { int x }", "1:1", "found 'evnt' (did you mean 'event'?)"),
@@ -140,15 +132,3 @@ def test_hostile_text_takes_little_time_and_space(name: str) -> None:
 def test_long_text_is_refused() -> None:
     with pytest.raises(SchemaError, match="expected at most 524288 characters"):
         parse(" " * (1 << 21))
-
-
-@settings(max_examples=300 if IS_FULL else 60, deadline=None)
-@given(st.lists(_PIECE, max_size=40).map(" ".join) | st.text(max_size=60))
-def test_any_text_is_a_schema_or_refused(text: str) -> None:
-    try:
-        parse(text, "f")
-    except SchemaError as error:
-        lines = text.count("\n") + 1
-        assert error.problems
-        assert all(1 <= problem.line <= lines for problem in error.problems)
-        assert all(problem.column >= 1 for problem in error.problems)

@@ -27,8 +27,6 @@ from tcpkmon.collector.plan.triggers import (
 )
 from tcpkmon.formats.base.expressions import (
     ExpressionError,
-    Mistake,
-    parse,
 )
 from tests.full import IS_FULL
 
@@ -149,15 +147,6 @@ def test_names_are_listed() -> None:
     assert listed["rto"] == "the timer fired"
     assert "[us]" in listed["srtt_us"]
     assert "zero_window" in listed and "laddr" not in listed
-
-
-@given(st.text(alphabet="abrst_ou0159 .()<>=!+-*/:msk§\x1b\n", max_size=60))
-def test_any_text_is_read_or_refused_in_words(text: str) -> None:
-    try:
-        parse(text)
-    except Mistake as mistake:
-        assert mistake.what and 0 <= mistake.at <= len(text)
-        assert "\x1b" not in "".join(mistake.lines(text))
 
 
 def reference(
