@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Last records against sockets: what is equal, what is at work, and what differs."""
+"""Last records against sockets, of PSC files and logs: what is equal, at work, and differs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ import pytest
 
 from tcpkmon.collector.loader.sock_diag import SOCKET
 from tcpkmon.collector.metrics.connections import Connections
+from tcpkmon.collector.metrics.watching import watch
 from tcpkmon.collector.plan.columns import choose_columns, load_schema, locations_of, make_layout
+from tcpkmon.collector.plan.filters import Filters
+from tcpkmon.collector.plan.request import Request, check_request
+from tcpkmon.collector.ring.batch import Batch
+from tcpkmon.collector.sequencer.buffer_pool import Pool
+from tcpkmon.collector.sequencer.sequencer import FOREVER_NS, Queues
 from tcpkmon.collector.session.differences import Found, find_differences
 from tcpkmon.collector.session.reconciling import LISTED, REST_NS, Reconciling
+from tcpkmon.collector.writer.log_batch import LogBatch
+from tcpkmon.collector.writer.tcp_order import tcp_in_order
 from tcpkmon.formats.base.changes import ChangeKind
-from tcpkmon.formats.base.control import Change
+from tcpkmon.formats.base.control import EXISTING, Change
+from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reconciled import Reconciled, What
 from tcpkmon.formats.registry import format_of
-from tcpkmon.formats.verify import verify_file
-from tests.unit.captures import CaptureBuilder
-from tests.unit.makers import Maker
+from tests.unit.makers import LogMaker, Maker
 
 SCHEMA = load_schema()
 LAYOUT = make_layout(SCHEMA, choose_columns(SCHEMA.event("SNAPSHOT"), "full"), ())
@@ -148,29 +155,28 @@ def test_a_change_of_what_is_recorded_ends_the_comparison(tmp_path: Path, kind: 
     maker.close()
 
 
-def verify(folder: Path, *entries: Reconciled) -> Any:
-    builder = CaptureBuilder()
-    builder.snapshots(count=5)
-    for entry in entries:
-        builder.put(entry)
-    builder.end()
-    return verify_file(builder.write(folder / "x.pm"))
+def verified(kind: type[Maker], path: Path, *entries: Reconciled) -> tuple[int, list[str], str]:
+    """Of a capture with these entries: exit code, problems and notes."""
+    made = kind(path, rotates=False)
+    made.records(5)
+    made.stream.tell(entries)
+    made.close()
+    reports = format_of(path).verify(path)
+    problems = [problem.what for report in reports for problem in report.problems]
+    return max(one.exit_code for one in reports), problems, "\n".join(reports[-1].notes)
 
 
-def test_verify_says_so(tmp_path: Path) -> None:
-    fine = verify(tmp_path, Reconciled(0, What.SUMMARY, 0, 9, 11, 0),
-                  Reconciled(1, What.SUMMARY, 3, 9, 12, 55))  # fmt: skip
-    assert fine.exit_code == 0
-    lines = "\n".join(fine.notes)
-    assert "at the start: 9 of 11 connections compared, 0 difference(s)" in lines
-    assert "at the end: 9 of 12 connections compared, 3 difference(s); 55 lost records" in lines
-    turned = verify(tmp_path, Reconciled(2, What.SUMMARY, 0, 9, 9, 0))
-    assert "after the rotation: 9 of 9 connections" in "\n".join(turned.notes)
-    wrong = verify(tmp_path, Reconciled(1, What.SUMMARY, 1, 9, 12, 0),
-                   Reconciled(1, What.STATE, 7, 1, 8, 5 << 16 | 6))  # fmt: skip
-    assert wrong.exit_code == 5
-    what = "at the end: connection 7 (ports 5-6): state 1 by its last record, 8 by the kernel"
-    assert [one.what for one in wrong.problems] == [what]
+@pytest.mark.parametrize("kind", [Maker, LogMaker])
+def test_a_summary_is_a_note_and_a_difference_a_problem(kind: type[Maker], tmp_path: Path) -> None:
+    start, end = (Reconciled(when, What.SUMMARY, 3 * when, 9, 11, 55 * when) for when in (0, 1))
+    code, problems, notes = verified(kind, tmp_path / "a", start, end)
+    assert (code, problems) == (0, [])
+    assert "at the end: 9 of 11 connections compared, 3 difference(s); 55 lost records" in notes
+    assert "at the start: 9 of 11 connections compared, 0 difference(s)" in notes
+    differs = Reconciled(2, What.STATE, 7, 1, 8, 5 << 16 | 6)
+    code, problems, _ = verified(kind, tmp_path / "b", end, differs)
+    what = "connection 7 (ports 5-6): state 1 by its last record, 8 by the kernel"
+    assert code == 5 and f"after the rotation: {what}" in problems
 
 
 def test_a_folder_tells_the_last_comparison(tmp_path: Path) -> None:
@@ -185,3 +191,74 @@ def test_a_folder_tells_the_last_comparison(tmp_path: Path) -> None:
     (line,) = [note for note in chain.notes if "reconciled" in note]
     assert "after the rotation: 9 of 11 connections compared" in line
     assert line.endswith("; 1 comparison(s) before")
+
+
+HEAD = ("time_ns", "cpu", "serial")
+"""Columns that the head of a log's record has."""
+LOG_LAYOUT = make_layout(
+    SCHEMA,
+    [name for name in choose_columns(SCHEMA.event("SNAPSHOT"), "full") if name not in HEAD],
+    (),
+)
+RING = np.dtype((np.void, LOG_LAYOUT.dtype.itemsize + 16))
+"""As of a capture with other, longer events."""
+
+
+def in_ring(serials: list[int], times: list[int], **columns: Any) -> Any:
+    rows = np.zeros(len(serials), LOG_LAYOUT.dtype)
+    columns = {"location": AT["SEND_CALL"], **columns}
+    for name, value in columns.items():
+        rows[name] = value
+    table = np.zeros((len(rows), RING.itemsize), np.uint8)
+    table[:, : LOG_LAYOUT.dtype.itemsize] = rows.view(np.uint8).reshape(len(rows), -1)
+    table[:, 0:4] = np.array(serials, "u4").view(np.uint8).reshape(-1, 4)
+    table[:, 4:12] = np.array(times, "u8").view(np.uint8).reshape(-1, 8)
+    return table.view(RING)[:, 0]
+
+
+def test_the_last_record_is_that_of_all_cpus() -> None:
+    queues = Queues(RING)
+    queues.push(Batch(0, in_ring([1, 2, 3], [100, 400, 500], conn_id=[7, 7, 9], state=1,
+                                 snd_cwnd_segs=[1, 4, 5]), 0))  # fmt: skip
+    queues.push(Batch(1, in_ring([1, 2], [200, 450], conn_id=[9, 7], state=1,
+                                 location=[EXISTING, AT["SEND_CALL"]],
+                                 snd_cwnd_segs=[2, 6]), 0))  # fmt: skip
+    queues.push(Batch(2, in_ring([1], [600], conn_id=7, location=40), 0))  # of another schema
+    rows, _ = tcp_in_order([LogBatch(*copy) for copy in queues.copies(FOREVER_NS, Pool())])
+    assert rows is not None and len(rows) == 5
+    watching = watch(LOG_LAYOUT, True, raw=True)
+    watching.add(rows)
+    table = watching.table()
+    slots = table.slots()
+    found = {name: table.values(name, slots).tolist() for name in ("conn_id", "time_ns")}
+    assert dict(zip(found["conn_id"], found["time_ns"], strict=True)) == {7: 450, 9: 500}
+    assert table.values("snd_cwnd_segs", slots).tolist() == [6, 5]
+    assert tcp_in_order([])[0] is None
+
+
+def test_what_was_altered_is_not_compared(tmp_path: Path) -> None:
+    for alter in (lambda made: made.switch(0), lambda made: made.stream.pause()):
+        made = LogMaker(tmp_path / "out", rotates=True)
+        assert not made.stream.altered
+        alter(made)
+        assert made.stream.altered
+        made.close()
+
+
+def check(**wrong: Any) -> None:
+    check_request(Request(reconcile=True, filters=Filters(), **wrong))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"file_format": "magnet", "schemata": ("magnet",)}, "no event of one at rest"),
+        ({"file_format": "klogger", "schemata": ("sched",)}, "schema tcp, which is not captured"),
+        ({"file_format": "klogger", "existing": False}, "with the open connections"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(wrong: dict[str, Any], what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        check(output="x", **wrong)
+    check(output="x", file_format="klogger", schemata=("tcp",))
+    check(output="x", file_format="klogger", schemata=("sched", "tcp"))
