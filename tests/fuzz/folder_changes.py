@@ -35,7 +35,7 @@ def templates() -> dict[str, tuple[Files, Files, int]]:
     """By name: the files of a folder, those of another capture of its kind, records."""
     from tests.fuzz.seeds import dumps
     from tests.unit.makers import make, make_logs
-    from tests.unit.test_archive import archive
+    from tests.unit.test_retention import archive
 
     def _dumps(path: Path, segments: int, count: int) -> None:
         dumps(path)

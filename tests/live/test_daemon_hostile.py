@@ -119,7 +119,7 @@ WORST = {
     "a huge message": huge,
     "a flood": flood,
 }
-"""tests/unit/test_daemon_messages.py has more."""
+"""tests/unit/test_daemon_parts.py has more."""
 
 
 @pytest.fixture

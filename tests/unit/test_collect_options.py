@@ -6,10 +6,13 @@ from __future__ import annotations
 import io
 import os
 import signal
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tcpkmon.collector import capturing
 from tcpkmon.collector.commands import collect
 from tcpkmon.collector.plan import columns
 from tcpkmon.collector.session.stop_signals import Stopping
@@ -17,7 +20,7 @@ from tcpkmon.collector.writer import stream
 from tcpkmon.collector.writer.record_printer import Printer
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.base.control import EndReason
-from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 from tcpkmon.formats.base.quantities import parse_duration
 from tcpkmon.formats.registry import FILE_FORMATS
 
@@ -124,3 +127,33 @@ def test_why_needs_a_capture_of_tcp_that_it_can_read(
 ) -> None:
     assert cli.run(collect.command, ["--why", *words, "--", "true"]) == 2
     assert "--why" in capsys.readouterr().err
+
+
+READY_AND_DEAF = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(int(sys.argv[1]), b"x")
+time.sleep(60)
+"""
+
+
+def hangs(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    monkeypatch.setattr(
+        capturing.isolated, "command", lambda *words: [sys.executable, "-c", code, words[2]]
+    )
+
+
+def test_at_its_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hangs(monkeypatch, "import time; time.sleep(60)")
+    with pytest.raises(TcpkmonError, match=r"did not start within 0\.2 s"):
+        capturing.launch([], tmp_path / "a.pm", within_s=0.2)
+
+
+def test_at_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hangs(monkeypatch, READY_AND_DEAF)
+    with (
+        pytest.raises(TcpkmonError, match=r"did not end within 0\.2 s"),
+        capturing.launch([], tmp_path / "a.pm", within_s=30) as capture,
+    ):
+        capture.stop(0.2)
+    assert capture._process.poll() == -signal.SIGKILL

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tcpkmon.formats.base.sequence import NO_NUMBER, has_numbers, unwrap
+from tcpkmon.formats.base.sequence import NO_NUMBER, ahead, ahead_of, has_numbers, unwrap
 from tests.full import first
 from tests.kept.make import unpack
 from tests.unit.renumbering import EDGES, answers, renumbered
@@ -90,3 +90,23 @@ def test_each_analysis_says_the_same(
     original, wanted = said
     found = answers(renumbered(original, tmp_path / "a.pm", opener, other), tmp_path)
     assert [words for words in wanted if found[words] != wanted[words]] == []
+
+
+NUMBERS = [0, 1, 1000, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1000, 2**32 - 1]
+
+
+@pytest.mark.parametrize("kind", [np.uint32, np.int64, np.uint64])
+def test_the_shorter_way_round(kind: type) -> None:
+    now, before = (part.ravel() for part in np.meshgrid(NUMBERS, NUMBERS))
+    wanted = [(a - b + 2**31) % 2**32 - 2**31 for a, b in zip(now.tolist(), before.tolist(),
+                                                              strict=True)]  # fmt: skip
+    found = ahead_of(now.astype(kind), before.astype(kind))
+    assert found.dtype == np.int64
+    assert found.tolist() == wanted
+    assert [ahead(*pair) for pair in zip(now.tolist(), before.tolist(), strict=True)] == wanted
+
+
+def test_numbers_that_went_on_past_their_end() -> None:
+    assert ahead_of(np.array([5, 2**32 - 5]), np.array([3 * 2**32 + 2, 2**33 + 1])).tolist() == [
+        3, -6,
+    ]  # fmt: skip

@@ -16,7 +16,7 @@ from tcpkmon.formats.base.segments import INDEX
 from tcpkmon.formats.commands.pmgraph import command as pmgraph
 from tests.full import first
 from tests.unit.makers import make, make_logs
-from tests.unit.test_archive import archive
+from tests.unit.test_retention import archive
 
 
 def _swap(paths: list[Path]) -> None:
@@ -89,7 +89,7 @@ def test_all_readers_give_one_answer(tmp_path: Path, case: str, form: str) -> No
         archive(folder)
         paths = [Path(f"{path}.{form}") for path in paths]
     if case == "foreign" and form:
-        pytest.skip("of another run: see test_archive.py")
+        pytest.skip("of another run: see test_retention.py")
     change(paths)
     assert run(tcpkmon, ["verify", str(folder)], prog="tcpkmon") == code
     assert _codes(folder, tmp_path) == dict.fromkeys(READERS, code)

@@ -6,12 +6,18 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from tcpkmon.collector.linux.perf_names import CACHE, HARDWARE, RAW, SOFTWARE, find_counter, table
 from tcpkmon.collector.loader import perf_counters
+from tcpkmon.collector.loader.capture_maps import Kernel
 from tcpkmon.collector.loader.perf_counters import Bound, OpenCounters, bind, c_text
+from tcpkmon.collector.loader.program import Missed
+from tcpkmon.collector.plan.probes import Chosen
 from tcpkmon.formats.base.errors import KernelError, PrivilegeError
 from tcpkmon.formats.schema import parse
 from tcpkmon.formats.schema.model import Arch
@@ -152,3 +158,27 @@ def test_the_machine_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
     for uname, macro in (("aarch64", "ARM64"), ("x86_64", "X86_64"), ("riscv64", "UNKNOWN")):
         monkeypatch.setattr("platform.machine", lambda uname=uname: uname)
         assert f"#define KLOGGER_ARCH_COMPILED KLOGGER_ARCH_{macro}\n" in c_text(())
+
+
+def test_it_never_falls() -> None:
+    """Runs between the two readings hide some for a moment."""
+    now = {"due": 0, "ran": 0}
+
+    def heads() -> Any:
+        return {"guards": {"again": np.array([[now["ran"]]], np.uint32)}}
+
+    kernel = SimpleNamespace(
+        loaded=SimpleNamespace(missed=lambda: {"fault": Missed(0, 0, 0, 0, now["due"])}),
+        heads=heads,
+        _prepared=SimpleNamespace(
+            plan=SimpleNamespace(probes=(Chosen("fault", ("FAULT",), "perf", "page_faults:1"),)),
+            numbers={"FAULT": 40},
+        ),
+        _behind={},
+    )
+    found = []
+    for due, ran in ((100, 95), (200, 200), (300, 301), (400, 388), (500, 490)):
+        now.update(due=due, ran=ran)
+        programs = Kernel.programs(cast(Kernel, kernel), heads())
+        found.append(programs["fault"].missed)
+    assert found == [5, 5, 5, 12, 12]

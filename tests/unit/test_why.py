@@ -13,6 +13,7 @@ from tcpkmon.formats.analysis.why import (
     FAMILY,
     LIMITS,
     NEEDED,
+    RECEIVING,
     Block,
     Connection,
     Losses,
@@ -20,6 +21,7 @@ from tcpkmon.formats.analysis.why import (
     Table,
     Wait,
     classify,
+    connection_of,
     cut,
     fold,
     head,
@@ -530,3 +532,348 @@ def test_times_have_units() -> None:
     assert [sentence(end_ns=ns)[0].split(", ")[1] for ns in (40_000, 4_700_000, 1_230_000_000)] == [
         "40 us", "4.7 ms", "1.23 s",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("acked, spread", [
+    ([100_000] * 6, 0.0), ([20_000, 40_000, 80_000, 160_000, 320_000, 640_000], 3.3),
+    ([100_000] * 4, None), ([100_000, 9_000] * 4, None),
+])  # fmt: skip
+def test_rates_from_loss_to_loss(acked: list[int], spread: float | None) -> None:
+    """Recovery begins each second; between two of the losses so much is acknowledged. Less than
+    twenty segments tell nothing."""
+    una = np.cumsum([1000, *acked])
+    rows = len(una)
+    whole = snapshots(
+        [1000 * (n + 1) for n in range(rows)], location=[5] * rows, callvalue=[3] * rows,
+        ca_state=[0] * rows, snd_una=una.tolist(), snd_max=(una + 10_000).tolist(), mss=1000,
+    )  # fmt: skip
+    (got,) = fold(block_of(whole))[0]["loss_rate_spread"]
+    assert np.isnan(got) if spread is None else got == pytest.approx(spread, abs=0.4)
+
+
+def test_a_buffer_is_full_from_when_it_was_until_a_third_is_free() -> None:
+    used = [70, 100, 90, 70, 66, 90, 100, 80]
+    piece = snapshots(list(range(len(used))), snd_sb_cc=300, snd_una=1000, sb_hiwat=100_000,
+                      sk_wmem_bytes=[1000 * one for one in used])  # fmt: skip
+    told = ["nagle"] * 7  # less than a segment, for a while
+    for full in (0, 1, 2, 5, 6):
+        told[full] = "sndbuf"
+    assert [LIMITS[one] for one in cut(block_of(piece))[1].limit[1:]] == told
+
+
+LEFT = {**FLYING, "state": 1, "location": 4, "callvalue": 4}
+"""Of a sender that closes, with 100 segments in flight and as many unsent."""
+
+
+@pytest.mark.parametrize("values, limit", [
+    ({}, "cwnd"), ({"snd_ssthresh": 101}, "slow_start"),
+    ({"snd_wnd": 100_500}, "rwnd"),
+    ({"packets_out": 80, "snd_max": 81_000, "sk_tsq_flags": 1}, "tsq"),
+    ({"callvalue": 8}, "cwnd"),                      # the peer closed
+    ({"snd_sb_cc": 100_000}, "closing"),             # all was sent
+])  # fmt: skip
+def test_what_held_at_the_close_holds_on_until_a_round_trip_before_the_end(
+    values: dict[str, Any], limit: str
+) -> None:
+    """1 ms: it closes. 101 ms: all is acknowledged, at a round trip of 10 ms."""
+    first = {**SENDING, **LEFT, **values}
+    last = {**SENDING, "snd_ssthresh": first["snd_ssthresh"], "state": first["callvalue"],
+            "location": 4, "callvalue": 5, "snd_una": 201_001, "snd_max": 201_001, "snd_sb_cc": 0,
+            "srtt_us": 10_000, "sk_tsq_flags": 0, "seg_seq": 0}  # fmt: skip
+    many = {name: [first.get(name, 0), first.get(name, 0), value] for name, value in last.items()}
+    del many["seg_seq"]
+    rows = cut(block_of(snapshots([0, 1, 101], **many)))[0]
+    told = [(LIMITS[one["limit"]], (one["end_ns"] - one["start_ns"]) // MS) for one in rows]
+    if limit == "closing":
+        assert told == [("app", 1), ("closing", 100)]
+        assert rows["certain_ns"].sum() == 101 * MS
+        return
+    assert told == [(limit, 91), ("idle" if first["callvalue"] == 8 else "closing", 10)]
+    assert rows["bytes_acked"].sum() == 200_001
+    assert rows["certain_ns"].sum() == 1 * MS and not rows["lost_records"].any()
+
+
+@pytest.mark.parametrize("rate, limit", [(1_333_000, "pacing"), (9_000_000, "cwnd")])
+def test_pacing_that_gave_more_than_was_sent_did_not_hold_on(rate: int, limit: str) -> None:
+    """120 kB leave in the 90 ms after the close; the socket was paced when it closed."""
+    first = {**SENDING, **LEFT, "packets_out": 80, "snd_max": 81_000, "sk_pacing_status": 1,
+             "pacing_rate": rate}  # fmt: skip
+    last = {**first, "callvalue": 5, "state": 4, "snd_una": 201_001, "snd_max": 201_001,
+            "snd_sb_cc": 0, "srtt_us": 10_000, "packets_out": 0}  # fmt: skip
+    many = {name: [first[name], first[name], value] for name, value in last.items()
+            if name in first and name != "seg_seq"}  # fmt: skip
+    times = [0, 1, 101]
+    many |= {"first_tx_us": [0, 0, 91_000], "next_tx_us": [1000, 2000, 91_000],
+             "busy_us": [0, 0, 0]}  # fmt: skip
+    rows = cut(block_of(snapshots(times, **many)))[0]
+    told = [(LIMITS[one["limit"]], (one["end_ns"] - one["start_ns"]) // MS) for one in rows]
+    assert told[-1] == ("closing", 10) and told[-2][0] == limit and told[-2][1] >= 90
+
+
+def test_slow_start_that_was_over_at_the_end_is_a_part_of_cwnd() -> None:
+    values = {**SENDING, **LEFT}
+    many = {name: [value] * 3 for name, value in values.items()}
+    many |= {"state": [1, 1, 4], "callvalue": [4, 4, 5], "snd_una": [1000, 1000, 201_001],
+             "snd_max": [101_000, 101_000, 201_001], "snd_sb_cc": [200_000, 200_000, 0],
+             "snd_ssthresh": [101, 101, 60]}  # fmt: skip
+    rows = cut(block_of(snapshots([0, 1, 101], **many)))[0]
+    assert [LIMITS[one] for one in rows["limit"]] == ["slow_start", "cwnd", "closing"]
+
+
+def test_the_verdict_says_why_it_is_not_certain() -> None:
+    _, texts = sentence(certain_ns=400 * MS, limit_ns={"cwnd": 8_000 * MS})
+    assert "segments were not recorded after one end closed" in texts[-1]
+
+
+FREE = {"snd_una": 1000, "snd_sb_cc": 0, "snd_max": 1000}
+"""All that was written is acknowledged."""
+PACED = {"sk_pacing_status": 1, "pacing_rate": 1_000_000}
+
+
+def clocked(times_ms: list[int], *rows: dict[str, Any]) -> list[tuple[str, float]]:
+    """The limits and their lengths [ms]. Clocks of a row: ms before it; below 0: after it."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    many = {name: [row.get(name, SENDING.get(name, 0)) for row in rows] for name in names}
+    for name in ("first_tx_us", "next_tx_us"):
+        ages = [row.get(name, 0) for row in rows]
+        many[name] = [(1000 * (t - age)) % 2**32
+                      for t, age in zip(times_ms, ages, strict=True)]  # fmt: skip
+    many.setdefault("busy_us", [0] * len(rows))
+    many.setdefault("sk_pacing_status", [0] * len(rows))
+    found = cut(block_of(snapshots(times_ms, **many)))[0]
+    return [(LIMITS[one["limit"]], (one["end_ns"] - one["start_ns"]) / MS) for one in found]
+
+
+@pytest.mark.parametrize("busy_ms, held", [(60, True), (24, False)])
+def test_a_piece_that_a_cork_keeps_is_not_the_application(busy_ms: int, held: bool) -> None:
+    """It was written 60 ms before its ACK, or 24 by jiffies, and sent 20 ms before that."""
+    row = {**FREE, "snd_sb_cc": 900, "snd_max": 1900, "packets_out": 1, "first_tx_us": 20,
+           "next_tx_us": 20, "busy_us": 1000 * busy_ms}  # fmt: skip
+    wanted = [("idle", 40.0), ("nagle", 40.0)] if held else [("idle", 80.0)]
+    assert clocked([0, 100], FREE, row) == [*wanted, ("app", 20.0)]
+
+
+@pytest.mark.parametrize("paid_ms, held", [(0, True), (0.1, True), (-30, False)])
+def test_pacing_does_not_hold_what_a_cork_keeps(paid_ms: float, held: bool) -> None:
+    """As haproxy's header with MSG_MORE under bbr: 114 bytes wait for 40 ms, then leave with more.
+    Where what was sent before is paid for later only, it may be pacing."""
+    first = {**FREE, **PACED, "location": 9, "snd_sb_cc": 114, "next_tx_us": paid_ms}
+    row = {**FREE, **PACED, "snd_sb_cc": 2114, "snd_max": 3114, "packets_out": 3,
+           "first_tx_us": 1, "next_tx_us": 1}  # fmt: skip
+    wanted = [("nagle", 39.0), ("app", 1.0)] if held else [("app", 40.0)]
+    assert clocked([0, 40], first, row) == wanted
+    row["busy_us"] = 36_000  # and where no record shows what was written
+    wanted = [("idle", 4.0), ("nagle", 35.0)] if held else [("idle", 39.0)]
+    assert clocked([0, 40], {**first, "snd_sb_cc": 0}, row) == [*wanted, ("app", 1.0)]
+
+
+def test_a_pause_ends_when_the_first_segment_leaves() -> None:
+    """The window is full at the end of the step; it was empty for most of it."""
+    row = {**FREE, "snd_max": 101_000, "snd_sb_cc": 200_000, "packets_out": 100, "first_tx_us": 30,
+           "busy_us": 32_000}  # fmt: skip
+    assert clocked([0, 100], FREE, row) == [("idle", 70.0), ("cwnd", 30.0)]
+
+
+def test_a_small_piece_that_was_left_waits_until_it_leaves() -> None:
+    """900 bytes were there when all before them was acknowledged."""
+    first = {**FREE, "snd_sb_cc": 1900, "snd_max": 2000, "packets_out": 1}
+    last = {**FREE, "snd_una": 2000, "snd_sb_cc": 900, "snd_max": 2900, "packets_out": 1,
+            "first_tx_us": 20, "next_tx_us": 20}  # fmt: skip
+    assert clocked([0, 100], first, last) == [("nagle", 80.0), ("app", 20.0)]
+
+
+@pytest.mark.parametrize("ahead_ms, limit", [(4, "pacing"), (-1, "cwnd")])
+def test_pacing_goes_before_a_window_that_has_room(ahead_ms: int, limit: str) -> None:
+    """16 of 20 segments are in flight: TCP would wait until a third of the window is free."""
+    row = {**PACED, "snd_una": 1000, "snd_max": 17_000, "snd_sb_cc": 90_000, "packets_out": 16,
+           "snd_cwnd_segs": 20, "snd_ssthresh": 10, "next_tx_us": -ahead_ms}  # fmt: skip
+    after = {**row, "snd_una": 5000, "snd_max": 21_000}
+    assert clocked([0, 4], row, after) == [(limit, 4.0)]
+
+
+def test_what_was_paced_before_its_first_ack() -> None:
+    """20 kB at 1 MB/s take 20 ms; the first ACK came 50 ms after the first segment left."""
+    row = {**FREE, **PACED, "snd_sb_cc": 20_000, "snd_max": 21_000, "packets_out": 20,
+           "first_tx_us": 50, "next_tx_us": 30}  # fmt: skip
+    assert clocked([0, 100], {**FREE, **PACED}, row) == [
+        ("idle", 50.0), ("pacing", 18.0), ("app", 32.0)
+    ]  # fmt: skip
+
+
+def test_a_tail_that_a_timer_finds_lost_was_lost_when_it_was_sent() -> None:
+    """Three segments left at 10 ms, 12 ms and 14 ms. The ACK of the second comes at 40 ms, the
+    timer fires at 120 ms."""
+    sent = {**FREE, "snd_sb_cc": 3000, "snd_max": 4000, "packets_out": 3, "first_tx_us": 30}
+    half = {**sent, "snd_una": 3000, "snd_sb_cc": 1000, "packets_out": 1, "first_tx_us": 30}
+    fires = {**half, "location": 15, "first_tx_us": 108}
+    assert clocked([0, 40, 42, 120], FREE, sent, half, fires) == [
+        ("idle", 10.0), ("app", 2.0), ("rto_wait", 108.0)
+    ]  # fmt: skip
+
+
+CLOSES = {"state": 1, "location": 4, "callvalue": 4, "snd_max": 101_000, "snd_sb_cc": 200_000,
+          "packets_out": 100}  # fmt: skip
+DONE = {"state": 4, "location": 4, "callvalue": 5, "snd_una": 201_001, "snd_max": 201_001,
+        "snd_sb_cc": 0}  # fmt: skip
+
+
+@pytest.mark.parametrize("values, wanted", [
+    ({}, "cwnd"),
+    ({"snd_wnd": 90_000}, "rwnd"),             # the window of 100 segments was no limit then
+    ({**PACED, "pacing_rate": 2_500_000}, "pacing"),  # 100 kB in 40 ms
+    ({**PACED, "pacing_rate": 9_000_000}, "cwnd"),
+])  # fmt: skip
+def test_closing_begins_when_the_last_segment_leaves(values: dict[str, Any], wanted: str) -> None:
+    rows = [dict(CLOSES), dict(CLOSES), {**DONE, "next_tx_us": 60, **values}]
+    first = [("cwnd", 41.0)] if wanted == "cwnd" else [("cwnd", 1.0), (wanted, 40.0)]
+    assert clocked([0, 1, 101], *rows) == [*first, ("closing", 60.0)]
+
+
+PROBE = {**CLOSES, "state": 4, "location": 15, "callvalue": 0, "first_tx_us": 20}
+
+
+def test_a_probe_that_finds_nothing_lost_changes_nothing_after_a_close() -> None:
+    """It fires at 51 ms. What was sent later is acknowledged, and TCP reduced no window."""
+    fires = {**PROBE, "snd_una": 51_000, "snd_max": 151_000, "snd_sb_cc": 150_001}
+    rows = [CLOSES, CLOSES, fires, {**fires, "location": 2}, {**DONE, "next_tx_us": 10}]
+    assert clocked([0, 1, 51, 51, 101], *rows) == [("cwnd", 91.0), ("closing", 10.0)]
+
+
+def test_a_tail_that_is_lost_after_a_close() -> None:
+    """The timer fires at 51 ms; what is in flight then was sent 20 ms before. The probe's ACK ends
+    the connection."""
+    fires = {**PROBE, "snd_una": 200_000, "snd_max": 201_001, "snd_sb_cc": 1001, "packets_out": 1}
+    rows = [CLOSES, CLOSES, fires, {**fires, "location": 2}, {**DONE, "next_tx_us": 10}]
+    assert clocked([0, 1, 51, 51, 101], *rows) == [
+        ("cwnd", 31.0), ("rto_wait", 20.0), ("recovery", 50.0)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("reduces, limit", [(True, "rto_wait"), (False, "cwnd")])
+def test_a_probe_is_a_loss_where_tcp_reduces_its_window(reduces: bool, limit: str) -> None:
+    row = {"snd_una": 1000, "snd_max": 101_000, "snd_sb_cc": 200_000, "packets_out": 100}
+    after = {**row, "snd_una": 101_001, "snd_max": 201_000}
+    rows = [row, {**row, "location": 15, "first_tx_us": 30}, {**row, "location": 2},
+            {**after, "location": 5, "callvalue": 2 if reduces else 1}, after]  # fmt: skip
+    found = clocked([0, 50, 50, 70, 80], *rows)
+    assert found[0] == (limit, 50.0 if reduces else 80.0)
+
+
+def test_what_acks_tell_lost_was_lost_when_it_was_sent() -> None:
+    """Six segments left at 10 ms, the first one is lost. The other ACKs come from 40 ms on."""
+    sent = {**FREE, "snd_sb_cc": 6000, "snd_max": 7000, "packets_out": 6, "first_tx_us": 30}
+    tells = {**sent, "location": 5, "callvalue": 3, "sacked_out": 3, "first_tx_us": 32}
+    assert clocked([0, 40, 42], FREE, sent, tells) == [("idle", 10.0), ("recovery", 32.0)]
+
+
+HEADER = {**FREE, "packets_out": 3, "snd_max": 4096, "snd_sb_cc": 3396, "first_tx_us": 30,
+          "next_tx_us": 30}  # fmt: skip
+"""The first ACK after a header of 200 bytes and a body of 3196: its last 300 bytes are unsent."""
+
+
+@pytest.mark.parametrize("more, limit", [(0, "nagle"), (1, "app")])
+def test_a_rest_that_waits_behind_three_segments_is_nagles(more: int, limit: str) -> None:
+    """Its writer waits for the answer, so the rest was there. A writer that goes on may have
+    written it just then."""
+    later = {**FREE, "snd_una": 2648, "snd_max": 4396, "snd_sb_cc": 1748 + more, "packets_out": 2,
+             "first_tx_us": 60, "next_tx_us": 29}  # fmt: skip
+    done = {**FREE, "snd_una": 4396, "snd_max": 4396, "snd_sb_cc": more}
+    steps = clocked([0, 31, 61, 61], FREE, HEADER, later, done)
+    assert steps[:2] == [("idle", 1.0), (limit, 30.0)]
+
+
+def test_a_rest_that_waits_for_less_than_a_millisecond_is_the_writers() -> None:
+    """A fast network: the ACK of each write is there before the next one."""
+    row = {**HEADER, "first_tx_us": 0.5, "next_tx_us": 0.5}
+    done = {**FREE, "snd_una": 4396, "snd_max": 4396, "snd_sb_cc": 0}
+    assert ("nagle", 0.5) not in clocked([0, 31, 32], FREE, row, done)
+
+
+def test_a_rest_is_held_back_since_the_last_segment_left() -> None:
+    """The body was written 20 ms after the header: Nagle's algorithm holds back from then on."""
+    row = {**HEADER, "next_tx_us": 10}
+    done = {**FREE, "snd_una": 4396, "snd_max": 4396, "snd_sb_cc": 0}
+    assert clocked([0, 31, 61], FREE, row, done)[:3] == [
+        ("idle", 1.0), ("app", 20.0), ("nagle", 10.0)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("last, limit", [(900, "nagle"), (1000, "app")])
+def test_a_cork_holds_back_until_the_last_segment_leaves(last: int, limit: str) -> None:
+    """Written 60 ms before the ACK, a segment leaves 20 ms before, and what is less 5 ms before."""
+    row = {**FREE, "snd_sb_cc": 1000 + last, "snd_max": 2000 + last, "packets_out": 2,
+           "first_tx_us": 20, "next_tx_us": 5, "busy_us": 60_000}  # fmt: skip
+    wanted = [("nagle", 55.0), ("app", 5.0)] if limit == "nagle" else [("nagle", 40.0),
+                                                                       ("app", 20.0)]  # fmt: skip
+    assert clocked([0, 100], FREE, row) == [("idle", 40.0), *wanted]
+
+
+WINDOW = 60_000
+ARRIVES = {"snd_sb_cc": 0, "rcv_wnd": WINDOW, "rcv_rtt_us": 9_500, "seg_len": 1_000}
+
+
+def arrivals(times_ms: list[float], lost: list[int] | None = None, **values: Any) -> Snapshots:
+    times = (np.array(times_ms) * MS).astype(np.int64)
+    values = {**ARRIVES, **values}
+    values.setdefault("seg_seq", values["rcv_nxt"])
+    return Snapshots(columns(**values), times, np.array(lost or [0] * len(times), np.int64))
+
+
+def receiving(whole: Snapshots) -> list[str]:
+    steps = cut(block_of(whole))[1]
+    assert steps.receiving is not None
+    return [(*RECEIVING, "")[one] for one in steps.receiving]
+
+
+def test_a_reader_that_is_behind() -> None:
+    """Half of the room is full of what it did not read; or was, and nothing could come."""
+    told = receiving(arrivals(
+        [0, 1, 50, 51, 100], rcv_nxt=[0, 1000, 2000, 2010, 2020],
+        rcv_sb_cc=[0, 30_000, 50_000, 1_000, 0], rcv_wnd=[WINDOW, 30_000, WINDOW, 1_500, WINDOW],
+    ))  # fmt: skip
+    assert told == ["", "rx_app", "rx_app", "", "rx_app"]
+
+
+@pytest.mark.parametrize("rate, told", [(6_000, "rx_autotune"), (3_000, "")])
+def test_a_window_that_is_full_in_each_round_trip(rate: int, told: str) -> None:
+    """10 ms: 60 kB of a window of 60 kB, or 30 kB."""
+    numbers = [at * rate for at in range(60)]
+    assert receiving(arrivals(list(range(60)), rcv_nxt=numbers))[-10:] == [told] * 10
+
+
+@pytest.mark.parametrize("scale, told", [(0, "rx_autotune"), (7, "")])
+def test_a_window_that_cannot_be_told(scale: int, told: str) -> None:
+    """The kernel counts with 6 MB, and can tell 64 kB without a scale: those arrive each 10 ms."""
+    numbers = [at * 6_000 for at in range(60)]
+    whole = arrivals(list(range(60)), rcv_nxt=numbers, rcv_wnd=6 << 20, rcv_wscale=scale)
+    assert receiving(whole)[-10:] == [told] * 10
+    said = verdict(connection_of(table_of(whole), 0))[0]
+    assert ("no larger one can be told" in said) == bool(told)
+
+
+def test_a_segment_that_is_missing() -> None:
+    told = receiving(arrivals(
+        [0, 1, 2, 30, 31, 40], rcv_nxt=[0, 1000, 1000, 1000, 4000, 5000],
+        seg_seq=[0, 2000, 3000, 1000, 4000, 5000],
+    ))  # fmt: skip
+    assert told == ["", "", "rx_reorder", "rx_reorder", "", ""]
+
+
+def test_a_hole_that_one_segment_does_not_fill() -> None:
+    """1000 and 3000 are missing; 1000 comes at 20 ms, 3000 at 30 ms."""
+    told = receiving(arrivals(
+        [0, 1, 2, 20, 25, 30, 31], rcv_nxt=[0, 1000, 1000, 1000, 3000, 3000, 5000],
+        seg_seq=[0, 2000, 4000, 1000, 2000, 3000, 5000],
+    ))  # fmt: skip
+    assert told == ["", "", *["rx_reorder"] * 4, ""]
+
+
+def test_a_capture_without_the_column_has_null() -> None:
+    """The window needs the receiver's measurement of the round trip, the reader does not."""
+    whole = arrivals([0, 1], rcv_nxt=[0, 1000], rcv_sb_cc=[0, 70_000])
+    del whole.columns["rcv_rtt_us"]
+    table = table_of(whole)
+    assert np.isnan(table["us_rx_autotune"]).all() and table["us_rx_app"].tolist() == [1000]
+    del whole.columns["seg_seq"]
+    table = table_of(whole)
+    assert np.isnan(table["us_rx_app"]).all() and np.isnan(table["us_rx_reorder_max"]).all()
