@@ -74,7 +74,7 @@ MORE_TESTS = (
     "tests/vm/test_vm_host.py::test_all_of_them[untyped]",
     "tests/vm/test_vm_bbr.py",
     "tests/vm/test_vm_protocols.py",
-    "tests/live/test_counted.py::test_a_socket_that_connects_again_is_another_connection",
+    "tests/live/test_identity.py::test_connections_one_after_the_other_on_one_socket[default]",
     "tests/live/test_try_live.py::test_half_of_the_ends_get_all_options_and_others_none[4]",
     "tests/live/test_try_live.py::test_half_of_the_ends_get_all_options_and_others_none[6]",
     "tests/live/test_try_live.py::test_only_sockets_of_the_control_group",

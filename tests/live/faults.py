@@ -35,7 +35,7 @@ from tcpkmon.collector.linux.btf import Btf
 from tcpkmon.collector.linux.netns import CLONE_NEWNET, run_inside
 from tcpkmon.collector.linux.syscalls import bpf
 from tcpkmon.collector.loader.attach_trials import Probing
-from tcpkmon.formats.verify import verify_file
+from tcpkmon.formats.registry import format_of
 from tests.live.flooding import CALLS, MEMORY_BYTES, PERIOD, STOP
 
 BIN = Path(sys.executable).parent
@@ -476,31 +476,61 @@ def cpus() -> list[int]:
     return sorted(os.sched_getaffinity(0))[:2]
 
 
-def check_flood(path: Path, flood: Flood) -> int:
-    """Every record of the file is the call that its CPU and serial say; returns their number."""
+FORMS = {"psc": (), "klogger": ("--format", "klogger")}
+"""Options of collect for each format, for tests of what writes."""
+
+
+def calls_in(path: Path) -> tuple[npt.NDArray[np.int64], ...]:
+    """Of the calls in a file or a folder of logs, in order: CPU, serial, number."""
     with tcpkmon.open(path) as capture:
-        calls = capture.column("location") == RECEIVE_CALL
-        values = capture.column("callvalue")[calls].astype(np.int64)
-        cpu = capture.column("cpu")[calls]
-        serial = capture.column("serial")[calls].astype(np.int64)
-    for number, made in flood.numbers().items():
-        here = cpu == number
+        rows = capture.table("snapshots")
+    found = [rows.column(name).to_numpy().astype(np.int64) for name in ("cpu", "serial")]
+    found.append(rows.column("callvalue").to_numpy().astype(np.int64) - 1)
+    is_call = np.array(rows.column("location").to_pylist()) == "RECEIVE_CALL"
+    return tuple(one[is_call] for one in found)
+
+
+def check_flood(path: Path, flood: Flood) -> int:
+    """Every record is the call that its CPU and serial say; returns their number. In a log other
+    events have serials too: each record is a call of its CPU, in order."""
+    cpu, serial, number = calls_in(path)
+    for one, made in flood.numbers().items():
+        here = cpu == one
         assert np.all(np.diff(serial[here]) > 0)
+        if path.is_dir():
+            assert np.isin(number[here], made % PERIOD).all()
+            assert np.all(np.diff(np.unwrap(number[here], period=PERIOD)) > 0)
+            continue
         assert not here.any() or serial[here].max() <= len(made)
-        assert np.array_equal(values[here], made[serial[here] - 1] % PERIOD + 1)
+        assert np.array_equal(number[here], made[serial[here] - 1] % PERIOD)
     assert set(cpu.tolist()) <= set(flood.totals())
-    return len(values)
+    return len(number)
 
 
 def check_sequence(path: Path) -> int:
-    """Values and serials of a file's calls, all of one CPU, rise together; returns their number."""
-    with tcpkmon.open(path) as capture:
-        calls = capture.column("location") == RECEIVE_CALL
-        values = capture.column("callvalue")[calls].astype(np.int64)
-        serial = capture.column("serial")[calls].astype(np.int64)
+    """Numbers and serials of calls, all of one CPU, rise together; returns how many there are."""
+    _, serial, number = calls_in(path)
     assert np.all(np.diff(serial) > 0)
-    assert len(np.unique((values - serial) % PERIOD)) <= 1
-    return len(values)
+    steps = np.diff(np.unwrap(number, period=PERIOD))
+    assert np.all(steps > 0)
+    assert path.is_dir() or np.array_equal(steps, np.diff(serial))
+    return len(number)
+
+
+def check_books(path: Path, flood: Flood, report: dict[str, Any]) -> tuple[int, int]:
+    """By CPU, entries and losses are the calls made; returns the sums of both."""
+    rows = balance(report)
+    assert report["proven_end"]
+    for cpu, count in flood.totals().items():
+        row = rows[cpu]
+        assert row["attempts"] - row["filtered"] == count
+        assert row["in_file"] + row["lost_total"] == count
+        assert row["pending"] == row["unchanged"] == 0
+    entries = sum(row["in_file"] for row in rows.values())
+    assert entries == check_flood(path, flood)
+    lost = sum(row["lost_total"] for row in rows.values())
+    assert report["seq_lost"] == report["totals"]["lost_total"] == lost
+    return entries, lost
 
 
 def verify(path: Path | str, code: int) -> dict[str, Any]:
@@ -509,7 +539,10 @@ def verify(path: Path | str, code: int) -> dict[str, Any]:
 
     Only what the command calls: tests that use it start the collector many times anyway.
     """
-    report: dict[str, Any] = json.loads(json.dumps(verify_file(path).as_json()))
+    *each, whole = format_of(path).verify(path)
+    report: dict[str, Any] = json.loads(json.dumps(whole.as_json()))
+    if each:  # the logs of a folder
+        report["rows"] = [row for log in each for row in log.as_json()["rows"]]
     if code == 0 and report["unproven"] and not _has_fentry():
         assert all(way.startswith("kprobe:") for way in report["unproven"].values())
         assert report["lost_total"] == 0

@@ -7,12 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tcpkmon.collector.lab import traffic
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.lab.traffic import Workload
-from tests.live.capturing import Outcome, Records, capturing, listening, make_socket, within
+from tests.live.capturing import Outcome, Records, capturing, within
 
 ESTABLISHED, SYN_SENT, SYN_RECV, FIN_WAIT1, FIN_WAIT2, CLOSE, CLOSE_WAIT, LAST_ACK, LISTEN = (
     *(1, 2, 3, 4, 5),
@@ -152,24 +151,3 @@ def test_no_two_of_2000_connections_are_merged(tmp_path: Path, lab: Lab) -> None
         assert len(np.unique(records["conn_id"])) == count
     ports = [one.local_port for one in result.client.connections]
     assert sorted(clients.at("DESTROY")["lport"].tolist()) == sorted(ports)
-
-
-def test_a_socket_that_connects_again_is_another_connection(tmp_path: Path, lab: Lab) -> None:
-    with listening(lab.b, "10.77.0.2") as listener:
-        address = listener.getsockname()
-    with capturing(tmp_path / "a.pm", *within(lab)) as run:
-        with make_socket(lab.a) as client:
-            with pytest.raises(ConnectionRefusedError):
-                client.connect(address)
-            with listening(lab.b, *address) as listener:
-                client.connect(address)
-                server, _ = listener.accept()
-                server.close()
-        outcome = run.stop()
-    outcome.check_complete()
-    clients, _ = of_connections(outcome.records, address[1])
-    starts = clients.at("STATE_CHANGE").where(callvalue=SYN_SENT)
-    first, second = starts["conn_id"].tolist()
-    assert first != second
-    assert clients.at("SOCKET_ERROR")["conn_id"][0] == first
-    assert clients.at("DESTROY").one("conn_id") == second

@@ -47,6 +47,7 @@ def test_the_data_of_the_syn_counts(tmp_path: Path, lab: Lab) -> None:
         thread.join()
         outcome = running.stop()
     outcome.check_complete()
+    assert not outcome.capture.settings["namespaces"], "without the column netns"
     opened = outcome.records.at("STATE_CHANGE").where(callvalue=1)
     assert len(opened) == 2 and (opened["seg_len"] > 0).all(), "the SYN carried data"
     rows = {row["laddr"]: row for row in rows_of(connections(path))}

@@ -94,7 +94,7 @@ def test_a_signal_ends_the_wait_for_records(tmp_path: Path) -> None:
     with tcpkmon.open(tmp_path / "a.pm") as capture:
         assert capture.complete
         marks = [entry for _, entry in capture.controls() if isinstance(entry, Mark)]
-        assert [mark.text for mark in marks] == ["SIGUSR1"]
+        assert marks == [Mark(1, "SIGUSR1")]
 
 
 def test_a_second_signal(flood: Flood, tmp_path: Path) -> None:

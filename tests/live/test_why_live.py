@@ -57,7 +57,8 @@ def test_a_limit_over_the_test_link_is_found(tmp_path: Path, name: str) -> None:
 
 def test_the_command_says_it_in_words(tmp_path: Path) -> None:
     play(BY_NAME["small receive buffer, cubic"], tmp_path, seconds=0.8)
-    command = [Path(sys.executable).with_name("tcpkmon"), "why", tmp_path / "why.pm"]
+    tcpkmon = Path(sys.executable).with_name("tcpkmon")
+    command = [tcpkmon, "why", tmp_path / "why.pm"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "10.77.0.1" in said
     assert "limited by the receiver's window" in said
@@ -66,6 +67,11 @@ def test_the_command_says_it_in_words(tmp_path: Path) -> None:
     assert max(sender["limit_ns"], key=sender["limit_ns"].get) == "rwnd"
     whole = sum(sender["limit_ns"].values())
     assert 0.99 * whole <= sender["certain_ns"] <= whole  # a busy machine hides a segment or two
+    limit = 'limit_share("rwnd") {} where laddr == "10.77.0.1"'
+    for texts, code in ((("no_loss", "proven", limit.format("> 80%")), 0),
+                        ((limit.format("< 20%"),), 6)):  # fmt: skip
+        checked = subprocess.run([tcpkmon, "check", command[-1], *texts], check=False)
+        assert checked.returncode == code
 
 
 @pytest.mark.parametrize("name, on_purpose", first(1, [
