@@ -23,7 +23,7 @@ from tcpkmon.formats.analysis.why import Snapshots, Source, Table
 from tcpkmon.formats.analysis.why.assemble import address
 from tcpkmon.formats.analysis.why.columns import columns_of
 from tcpkmon.formats.analysis.why.tables import Capture, opened
-from tcpkmon.formats.analysis.why.words import human_time
+from tcpkmon.formats.analysis.why.words import human_bytes, human_time
 from tcpkmon.formats.base.drops import REASONS, RESETS, Drop
 from tcpkmon.formats.base.sequence import state_after
 from tcpkmon.formats.base.tcp import ARRIVED, DROPS, SYNCHRONIZED, Location, State
@@ -41,8 +41,8 @@ records | int | records of the connection in that time
 evidence | text | what shows it, and what to look at
 """)
 _COLUMNS = ("conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state",
-            "snd_una", "snd_max", "snd_sb_cc", "rcv_sb_cc", "srtt_us")  # fmt: skip
-_OPTIONAL = ("netns", "seg_flags")
+            "snd_una", "snd_max", "snd_sb_cc", "rcv_sb_cc", "srtt_us", "rcv_nxt")  # fmt: skip
+_OPTIONAL = ("netns", "seg_flags", "sk_rmem_bytes")
 _ENDS = ("laddr", "lport", "raddr", "rport")
 _Ends = tuple[int, bytes, int, bytes, int]
 _Key = tuple[str, int, bool, bool, Any]
@@ -55,6 +55,9 @@ _SHORT_US = 500_000
 """A longer round trip leaves open when the unanswered data was written."""
 _FEWER = 12
 """Retransmissions of who gives up sooner than tcp_retries2 makes it, of which the default is 15."""
+_OVERHEAD = 4
+"""By how much the memory of unread bytes is larger, at least, where packets are small."""
+_COLLAPSES = 3
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH)
 _SYN, _RST, _ECN = 2, 4, 64 | 128
 """Of seg_flags; _ECN: ECE and CWR."""
@@ -433,6 +436,27 @@ def ecn_syn(block: Block, scope: Scope) -> Iterator[Cause]:
         )  # fmt: skip
 
 
+def small_packets(block: Block, scope: Scope) -> Iterator[Cause]:
+    """Packets that are small filled the receive buffer, so the kernel copied them together."""
+    if "sk_rmem_bytes" not in block.rows:
+        return
+    memory, unread = (block[name].astype(np.int64) for name in ("sk_rmem_bytes", "rcv_sb_cc"))
+    before, copied = block.before(memory), block["rcv_nxt"] - block["rcv_sb_cc"]
+    shrank = (copied == block.before(copied)) & (unread > 0) & (2 * memory < before)
+    shrank &= (before >= _OVERHEAD * block.before(unread)) & ~block.is_first
+    for one, at in _with(block, shrank & (block["location"] == Location.SEGMENT_RECEIVED)):
+        if len(at) < _COLLAPSES:
+            continue
+        most = one.low + int(at[np.argmax(before[one.low + at])])
+        yield one.make(
+            "small_packets", int(at[0]), int(at[-1]), True,
+            f"{human_bytes(block.before(unread)[most])} unread took {human_bytes(before[most])} of "
+            f"memory, as they came in small packets: the kernel had to copy them together at least "
+            f"{counted(len(at), 'time')} (TcpExtTCPRcvCollapsed), and offers a smaller window. Let "
+            "the peer write more at once, or read sooner here",
+        )  # fmt: skip
+
+
 def _resets(block: Block, reason: int) -> NDArray[np.bool_]:
     """(n,) where this host sent a reset of this reason."""
     is_reset = block["location"] == Location.RESET_SENT
@@ -442,7 +466,7 @@ def _resets(block: Block, reason: int) -> NDArray[np.bool_]:
 Rule = Callable[[Block, Scope], Iterator[Cause]]
 RULES: tuple[Rule, ...] = (
     self_connect, no_port, orphans, time_wait, ecn_syn, close_wait, keepalive, user_timeout,
-    silence,
+    silence, small_packets,
 )  # fmt: skip
 """The strongest first."""
 OF_DROPS = {
@@ -451,6 +475,8 @@ OF_DROPS = {
     "checksum": "dropped as its checksum is wrong: something on the way damages packets, or a "
     "device computes it wrongly (ethtool -k)",
     "no_socket": "refused: nothing listens there",
+    "receive_memory": "dropped as there was no memory for them: the receive buffer is full of what "
+    "its program has not read (ss -tm), or TCP uses more than net.ipv4.tcp_mem",
     "time_wait": "refused: a SYN from the ports of a connection that is in TIME_WAIT here, with a "
     "number that is not beyond its last",
 }
@@ -458,11 +484,14 @@ OF_DROPS = {
 _OF_REASON = {
     "NETFILTER_DROP": "netfilter", "TCP_CSUM": "checksum", "IP_CSUM": "checksum",
     "SKB_CSUM": "checksum", "NO_SOCKET": "no_socket",
+    "PROTO_MEM": "receive_memory", "SOCKET_RCVBUFF": "receive_memory",
+    "TCP_OFO_QUEUE_PRUNE": "receive_memory",
 }  # fmt: skip
 """By the name of a reason."""
 NAMES = tuple(dict.fromkeys((*(rule.__name__ for rule in RULES), *OF_DROPS)))
 EXCUSES = {
     "netfilter": frozenset({"named", "nagle", "pacing", "recovery", "unknown"}),
+    "receive_memory": frozenset({"named", "recovery", "rto_wait"}),
     "self_connect": frozenset({"*"}), "silence": frozenset({"named"}),
     "close_wait": frozenset({"app"}), "orphans": frozenset({"ended"}),
     "time_wait": frozenset({"opening"}), "ecn_syn": frozenset({"opening"}),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tcpkmon.collector.lab.counters import counters, losing
-from tcpkmon.collector.lab.lab import Lab
+from tcpkmon.collector.lab.lab import DEVICE, Lab
 from tcpkmon.collector.lab.pair import Pair, drain, join, listening, make_socket, receive
 from tcpkmon.formats.analysis.causes import NAMES, causes
 from tcpkmon.formats.analysis.check import Capture, check
@@ -34,7 +34,8 @@ PORTS = {
     "netfilter": 7013, "rule that accepts": 7014, "checksum": 7015, "old segments": 7016,
     "no_socket": 7009, "self_connect": 7010,
     "loopback": 7011, "no_port": 7012, "orphans": 7017, "unread": 7018, "time_wait": 7019,
-    "rfc1337": 7020, "same port": 7021, "ecn_syn": 7022, "lost SYN": 7023,
+    "rfc1337": 7020, "same port": 7021, "ecn_syn": 7022, "lost SYN": 7023, "small_packets": 7024,
+    "large packets": 7025, "receive_memory": 7026, "small buffer": 7027,
 }  # fmt: skip
 """By the case, the server's port; those with the name of a cause have it."""
 _JOINED = list(PORTS)[:12]
@@ -160,6 +161,39 @@ def lose_syns(lab: Lab) -> None:
     lab.a.set_sysctls({"net.ipv4.tcp_ecn": "2"})
 
 
+def read_late(lab: Lab, name: str, size: int, late: bool = False) -> None:
+    """A reader in each 0.2 s, of a receive buffer that is small, from the start or later."""
+    with listening(lab.b, lab.b.address4, PORTS[name]) as listener:
+        if not late:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+        pair = join(lab.a, listener, lab.b.address4, [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)])
+    pair.exchange()
+    if late:
+        pair.server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    pair.client.setblocking(False)
+    for _ in range(5):
+        until = time.monotonic() + 0.2
+        while time.monotonic() < until:
+            with suppress(BlockingIOError):
+                pair.client.send(bytes(size))
+        with suppress(BlockingIOError):
+            pair.server.recv(1 << 20, socket.MSG_DONTWAIT)
+    pair.close()
+
+
+def fill_memory(lab: Lab) -> None:
+    # A window of few segments would make one of many writes.
+    lab.a.command(["ip", "route", "change", "10.77.0.0/24", "dev", DEVICE, "initcwnd", "2000"])
+    for name, counter, others in (("small_packets", "TCPRcvCollapsed", "large packets"),
+                                  ("receive_memory", "TCPRcvQDrop", "small buffer")):  # fmt: skip
+        is_late = name == "receive_memory"
+        read_late(lab, others, 1400)
+        assert counters(lab.b)[counter] == 0
+        read_late(lab, name, 1400 if is_late else 1, is_late)
+        assert counters(lab.b)[counter] >= 1
+    lab.a.command(["ip", "route", "change", "10.77.0.0/24", "dev", DEVICE])
+
+
 def drop_packets(lab: Lab, pairs: dict[str, Pair]) -> None:
     """By a rule and by a checksum, and the same without a drop."""
     rule = "add rule inet own one tcp dport"
@@ -196,6 +230,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         exhaust_orphans(lab)
         reuse_ports(lab)
         lose_syns(lab)
+        fill_memory(lab)
         began = time.monotonic()
         for name in ("close_wait", "half closed"):
             pairs[name].client.shutdown(socket.SHUT_WR)
