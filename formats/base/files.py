@@ -20,6 +20,7 @@ from tcpkmon.formats.base.closing import Closing
 from tcpkmon.formats.base.errors import DamagedError, FileError, TcpkmonError, UsageError
 from tcpkmon.formats.base.limits import (
     FEW_UNPACKED_BYTES,
+    MOST_HOLE_BYTES,
     MOST_UNPACKED_BYTES,
     MOST_UNPACKED_TIMES,
 )
@@ -161,7 +162,34 @@ def _check_unpacked(size: int, packed: int, path: object) -> None:
 def _open_regular(path: str | os.PathLike[str]) -> FileIO:
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise FileError(f"cannot read {os.fspath(path)}: not a regular file")
-    return FileIO(path, "rb")
+    file = FileIO(path, "rb")
+    try:
+        _refuse_holes(file.fileno(), path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _refuse_holes(fd: int, path: str | os.PathLike[str]) -> None:
+    """DamagedError for a sparse file: it is as long as it likes to be, and takes no room."""
+    size, at, absent = os.fstat(fd).st_size, 0, 0
+    if size <= MOST_HOLE_BYTES:
+        return
+    with contextlib.suppress(OSError):  # it became shorter meanwhile
+        while at < size and absent <= MOST_HOLE_BYTES:
+            begin = os.lseek(fd, at, os.SEEK_HOLE)
+            try:
+                at = os.lseek(fd, begin, os.SEEK_DATA)
+            except OSError:  # nothing follows
+                at = size
+            absent += max(at - begin, 0)
+    os.lseek(fd, 0, os.SEEK_SET)
+    if absent > MOST_HOLE_BYTES:
+        raise DamagedError(
+            f"{path} has holes of {absent:,} bytes: nobody wrote what should be there",
+            "the copy, or the file system, lost a part of it",
+        )  # fmt: skip
 
 
 def _unpack(file: FileIO, path: str | os.PathLike[str]) -> Iterator[bytes]:

@@ -21,7 +21,9 @@ MOST_CANDIDATES = 500
 MOST_SIMILAR_CHARACTERS = 40
 """Longer names are not suggested: comparing two names takes the product of their lengths."""
 
-# Files that were archived.
+# Files.
+MOST_HOLE_BYTES = 1 << 26
+"""Of a file: bytes that nobody ever wrote, and that take no room on the disk."""
 MOST_UNPACKED_BYTES = 1 << 36
 """Of what is in one."""
 FEW_UNPACKED_BYTES = 1 << 26

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import select
 import signal
 import socket
@@ -177,6 +178,14 @@ def test_stop_after(space: Space, folder: Path) -> None:
 
 
 # Standard output
+
+
+def test_nothing_matched_says_what_was_there(space: Space, folder: Path) -> None:
+    with Collector("--ports", "9", "-o", str(folder / "x.pm")).ready() as collector:
+        exchange(count=20)
+        done = collector.finish()
+    said = re.search(r"nothing matched: ([\d,]+) events were .* have ports \d+", done.stderr)
+    assert done.code == 0 and said and int(said[1].replace(",", "")) >= 20, done.stderr
 
 
 def test_a_capture_through_a_pipe(space: Space, folder: Path) -> None:

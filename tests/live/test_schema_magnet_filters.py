@@ -50,7 +50,11 @@ def test_only_what_is_wanted_is_recorded(
             "client": (wanted.client_port, wanted.server_port),
             "server": (wanted.server_port, wanted.client_port),
         }
-    check(capture.finish(), {ports[end] for end in ends}, size=3 * 700)
+    log = capture.finish()
+    check(log, {ports[end] for end in ends}, size=3 * 700)
+    for event in ("SOCK_SEND", "DEV_SEND"):  # the call has the flags of the segment that was built
+        flags = {r["flags"] for r in log.of(event) if r["size"]}
+        assert event in log.missing or flags == {0x18}, event
 
 
 def test_a_datagram_without_a_connected_socket(lab: Lab, tmp_path: Path) -> None:

@@ -235,17 +235,22 @@ def a_stopped_process_is_off_the_run_queue() -> Scenario:
 
 
 def whose_processes_are() -> Scenario:
-    """A child of root that becomes another user, and forks: FORK, EXEC, EXIT tell who each is."""
+    """A child of root that becomes another user, and forks: each event tells who its thread is."""
     child = subprocess.Popen(
-        ["/bin/sh", "-c", "(exec /bin/true); exit 0"], user=65534, group=65534, extra_groups=[],
-        cwd="/",
+        ["/bin/sh", "-c", "(exec /bin/true); /bin/sleep 0.1; exit 0"], user=65534, group=65534,
+        extra_groups=[], cwd="/",
     )  # fmt: skip
     assert child.wait() == 0
     log = yield
     born = log.one("FORK", child_pid=child.pid)
     assert (born["uid"], born["tgid"]) == (0, os.getpid())
     assert born["runtime"] > 0 and born["cgroup"] > 0
-    assert log.one("EXEC", tgid=child.pid)["uid"] == 65534
+    executed = log.one("EXEC", tgid=child.pid)
+    assert executed["uid"] == 65534
+    for name in ("TRY_TO_WAKEUP", "ADD_TO_RUNQ", "REMOVE_FROM_RUNQ", "SCHEDOUT", "SCHEDIN"):
+        later = [one for one in log.of(name, pid=child.pid)
+                 if one["time_ns"] > executed["time_ns"]]  # fmt: skip
+        assert {one["uid"] for one in later} == {65534}, name
     made = log.of("FORK", tgid=child.pid)
     assert [one["uid"] for one in made] == [65534] * len(made) and made
     assert log.one("EXIT", tgid=child.pid)["uid"] == 65534

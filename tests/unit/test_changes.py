@@ -89,6 +89,12 @@ def test_spans_are_the_longest_that_may_have_been() -> None:
                      "1970-01-01T00:00:00.002000Z (0.002 s)"]  # fmt: skip
 
 
+def test_hundreds_of_spans_are_some_lines() -> None:
+    spans = [Off(5, n * 10**9, n * 10**9 + 500_000_000) for n in range(300)]
+    lines = describe(spans, str, lambda ns: ns)
+    assert len(lines) == 20 and lines[19] == "and 281 more times, 140.500 s in all"
+
+
 def test_verify_tells_when_an_event_was_off(tmp_path: Path) -> None:
     build = CaptureBuilder()
     build.snapshots(0, 1, 3)

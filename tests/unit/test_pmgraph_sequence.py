@@ -82,6 +82,9 @@ def test_no_line_joins_what_is_lost(path: Path) -> None:
     with open_files(path) as capture:
         [page], _ = build_sequence(open_source(capture), Selection(), 1000)
     assert page.spans.missing == 7
+    lines = {line.label: line for panel in page.panels for line in panel.lines}
+    assert np.nanmax(lines["smoothed RTT"].values) == 5, "ms"
+    assert lines["in flight"].filled and not lines["congestion window"].filled, "it hides none"
     for panel in page.panels:
         for line in panel.lines:
             if line.steps and len(line.times) > 2:

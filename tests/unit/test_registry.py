@@ -12,6 +12,8 @@ import pytest
 import tcpkmon
 from tcpkmon.collector.commands.tcpkmon import command as tcpkmon_command
 from tcpkmon.formats.base.cli import run
+from tcpkmon.formats.base.files import open_plain
+from tcpkmon.formats.base.limits import MOST_HOLE_BYTES
 from tcpkmon.formats.commands.pmgraph import command as pmgraph
 from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.psc.reader import Capture
@@ -158,6 +160,20 @@ def test_a_pipe_is_not_waited_for(
     for name in ("why", "connections"):
         assert tool(name, pipe) == 1
         assert "not a regular file" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a.pm", "logs/kernlog.dump.cpu2"])
+def test_holes_are_bounded(
+    capture: Path, folder: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = capture.parent / name
+    size = path.stat().st_size
+    os.truncate(path, size + MOST_HOLE_BYTES)  # its last block has less of the hole
+    open_plain(path).close()
+    os.truncate(path, 1 << 40)
+    for words in (["verify"], ["repair", "-o", "out"], ["anonymise", "-o", "out"], ["why"]):
+        assert tool(words[0], path, *words[1:]) == 5, words
+        assert "nobody wrote what should be there" in "".join(capfd.readouterr()), words
 
 
 @pytest.mark.parametrize(

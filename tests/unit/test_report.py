@@ -135,7 +135,8 @@ def hostile() -> Report:
         HOSTILE,
         [{"path": HOSTILE, "verdict": HOSTILE, "exit_code": 5, "format": "psc", "entries": 1,
           "size_bytes": 1, "lost": 0, "end_reason": HOSTILE, "checkpoints": 0, "problems": 1}],
-        [{"event": HOSTILE, "lost": 0}], {HOSTILE: [HOSTILE]}, [HOSTILE], [(1, HOSTILE, [HOSTILE])],
+        [{"event": HOSTILE, "lost": None}], {HOSTILE: [HOSTILE]}, [HOSTILE],
+        [(1, HOSTILE, [HOSTILE])],
         [{"cause": HOSTILE}],
         {"connections": {"columns": columns, "rows": [[1, HOSTILE]]}, "count": 1}, 1,
     )  # fmt: skip
@@ -146,6 +147,7 @@ def test_names_stay_text() -> None:
     assert "<script>alert" not in page
     assert "<img" not in page
     assert "\x1b" not in page
+    assert "<td>\u2013</td>" in page, "what is not known is no empty cell"
     assert data_of(page)["connections"]["rows"] == [[1, HOSTILE]]
     assert page.count("</script>") == 3
 
