@@ -216,8 +216,8 @@ def _foreign(files: Files, other: Files, chance: random.Random) -> None:
 
 
 def _cut_out(files: Files, other: Files, chance: random.Random) -> None:
-    """A file out of which entries are cut, numbered anew: see tests/unit/cutting.py."""
-    from tests.unit.cutting import cut_log, cut_psc
+    """A file out of which entries are cut, numbered anew: see tests/unit/test_cut.py."""
+    from tests.unit.test_cut import cut_log, cut_psc
 
     ways: dict[str, Callable[[Path], Iterator[Any]]] = {
         ".pm": cut_psc, ".cpu0": cut_log, ".cpu1": cut_log,

@@ -27,7 +27,7 @@ from tests.unit.log_builder import LogBuilder, clean_log, lossy_log
 from tests.unit.magnet_builder import clean_file, in_layout, lossy_file
 from tests.unit.magnet_log import MagnetLog
 from tests.unit.pmgraph_capture import RTO, Builder, mapped, sawtooth
-from tests.unit.schema_texts import HOWTO_LEVELS
+from tests.unit.test_schema_language import HOWTO_LEVELS
 from tests.unit.test_verify_flips import small_capture
 from tests.unit.why_capture import write_capture
 

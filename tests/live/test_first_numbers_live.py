@@ -23,7 +23,7 @@ from tcpkmon.formats.analysis.why import connections_of, tables, verdict
 from tcpkmon.formats.analysis.why.snapshots import Source
 from tests.full import first
 from tests.live.capturing import capturing, within
-from tests.unit.renumbering import EDGES, answers, renumbered
+from tests.unit.test_first_numbers import EDGES, answers, renumbered
 
 pytestmark = pytest.mark.live
 HERE = "127.0.0.1"

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 from failing_calls import FaultyCalls
-from writers import psc_writer
 
 from tcpkmon.collector.control.changes import Changes
 from tcpkmon.collector.writer.base_events import notes_of
@@ -23,6 +22,7 @@ from tcpkmon.formats.base.control import Change
 from tcpkmon.formats.verify import verify_file, verify_log
 from tests.unit.captures import CaptureBuilder, decoded, find, replace
 from tests.unit.log_builder import LogBuilder, clean_log
+from tests.unit.test_spool import psc_writer
 
 
 class Fake:

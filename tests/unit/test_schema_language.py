@@ -18,7 +18,28 @@ from tcpkmon.formats.schema import (
     load,
     parse,
 )
-from tests.unit.schema_texts import HOWTO_LEVELS
+
+HOWTO_LEVELS = """
+using two
+
+loglevel one <
+   event ONE_DO {
+   }
+
+   event ONE_SIMPLE {
+   }
+>
+
+loglevel two <
+   include one
+
+   omit ONE_SIMPLE
+
+   event TWO_DETAILED {
+   }
+>
+"""
+
 
 SCHEMATA = Path(__file__).resolve().parents[2] / "bpf" / "schemata"
 

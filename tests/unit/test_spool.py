@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_direct_io import Watched
 from test_sequencer import CLASSIC, FULL, make_rows, make_sequencer
-from writers import psc_writer
 
 from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.collector.ring.points import ACCOUNT, ROWS
 from tcpkmon.collector.sequencer.ordered import Ordered
+from tcpkmon.collector.sequencer.sequencer import Sequencer
+from tcpkmon.collector.writer.codec import ALL, File
 from tcpkmon.collector.writer.direct_io import Pieces, alignment
 from tcpkmon.collector.writer.file_sink import FileSink
 from tcpkmon.collector.writer.ledger import Books
+from tcpkmon.collector.writer.psc_codec import PscCodec
 from tcpkmon.collector.writer.spool import BEHIND, CACHED_S, CAUGHT_UP, GATHER_BYTES, Spool
 from tcpkmon.collector.writer.tape import Account, Finish, Item
+from tcpkmon.collector.writer.writer import Writer
 from tcpkmon.collector.writer.written import RETRY_NS, Written
 from tcpkmon.formats.base.control import (
     Checkpoint,
@@ -42,6 +46,22 @@ from tcpkmon.formats.base.control import (
 )
 from tcpkmon.formats.base.facts import decode
 from tests.full import IS_FULL
+
+
+def psc_writer(
+    sink: FileSink,
+    dtype: np.dtype[Any],
+    offset_ns: Callable[[], int],
+    written: Written,
+    now_ns: Callable[[], int] = time.monotonic_ns,
+) -> Writer:
+    codec = PscCodec()
+    codec.unit, codec._dtype, codec._offset_ns = dtype.itemsize, dtype, offset_ns
+    codec._given_bytes, codec.order = None, Sequencer(dtype, offset_ns)
+    writer = Writer(codec, written, now_ns=now_ns)
+    writer.files[ALL] = File(ALL, sink)
+    return writer
+
 
 # The word columns, which a capture's entries have too, so that numpy copies them.
 DTYPE = FULL
