@@ -20,16 +20,34 @@ from tcpkmon.formats.base.group_names import group_of
 from tcpkmon.formats.base.whose import entries_of, unknown_entry
 from tcpkmon.formats.schema import format_schema, load
 from tests.fuzz import folder_changes, segment_folders
-from tests.unit import psc_samples, segment_capture
-from tests.unit.captures import CaptureBuilder, classic_2000, clean_capture, full_capture
-from tests.unit.klogger_samples import BASE, ROOT, LogMaker, describe_events, write_big_endian
-from tests.unit.log_builder import LogBuilder, clean_log, lossy_log
-from tests.unit.magnet_builder import clean_file, in_layout, lossy_file
-from tests.unit.magnet_log import MagnetLog
-from tests.unit.pmgraph_capture import RTO, Builder, mapped, sawtooth
+from tests.unit import psc_files
+from tests.unit.log_files import (
+    BASE,
+    ROOT,
+    LogBuilder,
+    LogMaker,
+    MagnetLog,
+    clean_file,
+    clean_log,
+    describe_events,
+    in_layout,
+    lossy_file,
+    lossy_log,
+    write_big_endian,
+)
+from tests.unit.psc_files import (
+    RTO,
+    Builder,
+    CaptureBuilder,
+    classic_2000,
+    clean_capture,
+    full_capture,
+    mapped,
+    sawtooth,
+    write_capture,
+)
 from tests.unit.test_schema_language import HOWTO_LEVELS
 from tests.unit.test_verify_flips import small_capture
-from tests.unit.why_capture import write_capture
 
 CORPUS = Path(__file__).parent / "corpus"
 KINDS = (
@@ -141,14 +159,14 @@ def beside(path: Path) -> Path:
         {"location": 1, "ms": 5, "seg_seq": 9000, "seg_ack": 2000},
         {"location": 1, "ms": 6, "seg_seq": 9000, "seg_ack": 3000, "seg_len": 500},
     ]  # fmt: skip
-    return segment_capture.write(path, records)
+    return psc_files.write_segments(path, records)
 
 
 def packets() -> bytes:
     """A pcapng file."""
-    ends = segment_capture.LOCAL, segment_capture.REMOTE
-    packet = segment_capture.packet
-    return segment_capture.pcapng(
+    ends = psc_files.LOCAL, psc_files.REMOTE
+    packet = psc_files.packet
+    return psc_files.pcapng(
         (0.1, packet(*ends, 1000, 9000, 1000), 1000), (4.1, packet(*ends, 2000, 9000, 500), 500),
         (4.9, packet(*ends[::-1], 9000, 2000, options=12), 0),
         (5.9, packet(*ends[::-1], 9000, 3000, 500), 500),
@@ -158,7 +176,7 @@ def packets() -> bytes:
 
 def classic_packets() -> bytes:
     """A pcap file."""
-    data = segment_capture.packet(segment_capture.LOCAL, segment_capture.REMOTE, 1000, 9000, 1000)
+    data = psc_files.packet(psc_files.LOCAL, psc_files.REMOTE, 1000, 9000, 1000)
     head = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 96, 101)
     return head + struct.pack("<IIII", 1_700_000_000, 100, len(data), len(data) + 1000) + data
 
@@ -188,8 +206,8 @@ def _psc() -> Iterator[tuple[str, Callable[[Path], Path]]]:
         yield name, build.write
     yield "dump", lambda path: dumps(path)[1]
     for name in ("LITTLE", "BIG", "PDP"):
-        data = getattr(psc_samples, name)
-        yield name, lambda path, data=data: psc_samples.save(path.parent, data, path.name)
+        data = getattr(psc_files, name)
+        yield name, lambda path, data=data: psc_files.save(path.parent, data, path.name)
     for order, is_ours in (("<", True), (">", True), ("<", False)):
         drawn = Builder(order, tcpkmon=is_ours)
         sawtooth(drawn, 1055, 5050, 1, rounds=3)

@@ -483,7 +483,7 @@ def calls(data: bytes) -> None:
 
 @cache
 def _partner() -> bytes:
-    from tests.unit.log_builder import clean_log
+    from tests.unit.log_files import clean_log
 
     return clean_log(1).finish().data()
 
@@ -584,7 +584,7 @@ def trigger(data: bytes) -> None:
 @cache
 def _checked(owner: int) -> Any:
     from tcpkmon.formats.analysis.check import Capture
-    from tests.unit.why_capture import write_capture
+    from tests.unit.psc_files import write_capture
 
     return Capture(write_capture(_folder(owner) / "checked.pm", 200, 3, {50}))
 
@@ -611,7 +611,7 @@ def assertion(data: bytes) -> None:
 
 @cache
 def _log(owner: int) -> Path:
-    from tests.unit.klogger_samples import LogMaker
+    from tests.unit.log_files import LogMaker
 
     maker = LogMaker()
     maker.add("SCHEDOUT", {"pid": 5}).add("SCHEDOUT", {"pid": -5}).add("COUNTED", {"pid": 7})
@@ -665,7 +665,7 @@ def sound() -> Path:
 
 @cache
 def _sound(owner: int) -> Path:
-    from tests.unit.diff_capture import write_runs
+    from tests.unit.psc_files import write_runs
 
     return write_runs(_folder(owner) / "sound.pm", [(1e6 + 1e5 * n, 500 + 9 * n) for n in range(8)])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tcpkmon
-from tests.unit.klogger_samples import ROOT
+from tests.unit.log_files import ROOT
 
 PAGE = ROOT / "docs" / "python.md"
 pytestmark = pytest.mark.live

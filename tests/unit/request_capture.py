@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from tcpkmon.formats.analysis.why import Snapshots
-from tests.unit.captures import Plain
-from tests.unit.why_capture import DEFAULT
+from tests.unit.psc_files import DEFAULT, Plain
 
 MS = 1_000_000
 MASK = (1 << 32) - 1

@@ -22,8 +22,7 @@ from tcpkmon.formats.analysis import (
 from tcpkmon.formats.analysis.intervals import Matcher
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.klogger import merge
-from tests.unit.klogger_samples import CLOCK, LogMaker
-from tests.unit.log_builder import clean_log
+from tests.unit.log_files import CLOCK, LogMaker, clean_log
 
 TEXT = """
 enum state { RUNNING = 0, SLEEPING = -2 }

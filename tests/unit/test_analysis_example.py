@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tcpkmon.formats.schema import format_schema, load
-from tests.unit.klogger_samples import BASE, ROOT, LogMaker, Values, describe_events
+from tests.unit.log_files import BASE, ROOT, LogMaker, Values, describe_events
 
 DOCUMENT = ROOT / "docs" / "analysis.md"
 SCHED = ROOT / "bpf" / "schemata" / "sched.conf"

@@ -32,14 +32,8 @@ from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import Report
 from tests.full import first
 from tests.unit import makers
-from tests.unit.captures import (
-    FURTHER,
-    CaptureBuilder,
-    find,
-    full_capture,
-    replace,
-)
-from tests.unit.log_builder import LogBuilder
+from tests.unit.log_files import LogBuilder
+from tests.unit.psc_files import FURTHER, CaptureBuilder, find, full_capture, replace
 
 HOST, USER, COMM, COMPANY = "zuse-frankfurt", "konrad.zuse", "zusedb-primary", "ZuseWerke"
 PATH = "/srv/zusewerke/secret.bin"
@@ -92,7 +86,8 @@ def psc_file(path: Path, unknown: bool = True, **settings: Any) -> CaptureBuilde
     build = CaptureBuilder(further={**FURTHER, **raw}, settings={**SETTINGS, **settings})
     build.settings["locations"] = {"A": "btf:x", "B": f"uprobe:{PATH}"}
     build.columns = tuple(
-        dataclasses.replace(one, flags=FLAG_STRING) if one.name in raw else one for one in build.columns
+        dataclasses.replace(one, flags=FLAG_STRING) if one.name in raw else one
+        for one in build.columns
     )
     texts = {"comm": COMM.encode().ljust(16, b"\0"), "ca_name": b"bbr\0" + b"zusesecret\0\0",
              "site_name": COMPANY.encode().ljust(24, b"\0")}  # fmt: skip

@@ -17,8 +17,8 @@ from tcpkmon.formats.analysis.why import Block, Source, connections
 from tcpkmon.formats.base.analysed import Analysed
 from tcpkmon.formats.base.errors import UsageError
 from tests.kept.make import unpack
+from tests.unit.psc_files import write_capture
 from tests.unit.test_several_files import psc
-from tests.unit.why_capture import write_capture
 
 KEPT = ("psc-plain", "psc-killed", "psc-rotated", "psc-zst", "psc-lossy", "psc-taken-over",
         "klogger-plain", "klogger-rotated", "klogger-lossy", "klogger-killed")  # fmt: skip

@@ -33,10 +33,10 @@ from tcpkmon.formats.klogger.reader import LogReader
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import Report, verify_file
 from tcpkmon.formats.verify.klogger.books import integers
-from tests.unit.captures import CaptureBuilder
-from tests.unit.klogger_samples import LogMaker as SampleLog
-from tests.unit.klogger_samples import describe_events, make_schema
+from tests.unit.log_files import LogMaker as SampleLog
+from tests.unit.log_files import describe_events, make_schema
 from tests.unit.makers import LogMaker
+from tests.unit.psc_files import CaptureBuilder
 from tests.unit.test_recorder import last_second, verify_dumps
 
 SCHEMA = columns.load_schema()

@@ -20,8 +20,8 @@ from tcpkmon.formats.base import control
 from tcpkmon.formats.base.changes import ChangeKind, Off, Switches, describe
 from tcpkmon.formats.base.control import Change
 from tcpkmon.formats.verify import verify_file, verify_log
-from tests.unit.captures import CaptureBuilder, decoded, find, replace
-from tests.unit.log_builder import LogBuilder, clean_log
+from tests.unit.log_files import LogBuilder, clean_log
+from tests.unit.psc_files import CaptureBuilder, decoded, find, replace
 from tests.unit.test_spool import psc_writer
 
 

@@ -24,7 +24,7 @@ from tcpkmon.formats.base.expressions import (
     parse_assertion,
 )
 from tcpkmon.formats.commands.check import command
-from tests.unit.why_capture import write_capture
+from tests.unit.psc_files import write_capture
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.diff_capture import write_runs
+from tests.unit.psc_files import write_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 MATRIX = ROOT / "docs/examples/ci/matrix"

@@ -31,7 +31,7 @@ from tcpkmon.formats.psc.columns import CLASSIC, FLAG_INT_HOST, FLAG_INT_NET, FL
 from tcpkmon.formats.psc.header import encode_header
 from tcpkmon.formats.psc.reader import open_capture
 from tests.full import first
-from tests.unit.why_capture import DEFAULT, write_capture
+from tests.unit.psc_files import DEFAULT, write_capture
 
 SCHEMA = columns.load_schema()
 SNAPSHOT = SCHEMA.event(columns.EVENT)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from tcpkmon.formats.analysis import open_log
 from tcpkmon.formats.commands.condense import command
 from tcpkmon.formats.history import NO_USER, Condensed, condense
-from tests.unit.log_builder import LogBuilder
+from tests.unit.log_files import LogBuilder
 
 TASK = "int tid; int tgid; uint uid; ulonglong cgroup; ulonglong cpu_time;"
 REQUEST = """ulonglong request; uint device; ulonglong sector; uint bytes; uint operation;

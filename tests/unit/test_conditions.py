@@ -26,7 +26,7 @@ from tcpkmon.formats.analysis.diff import parse_conditions
 from tcpkmon.formats.base.errors import TcpkmonError
 from tcpkmon.formats.base.expressions import ExpressionError
 from tcpkmon.formats.conditions import FUNCTIONS
-from tests.unit.why_capture import write_capture
+from tests.unit.psc_files import write_capture
 
 PAGE = Path(__file__).parents[2] / "docs" / "conditions.md"
 SCHEMA = load_schema()

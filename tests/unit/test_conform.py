@@ -18,8 +18,7 @@ from tcpkmon.formats.analysis.conform import RULES, Verdicts, conform
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.commands.conform import command
 from tests.truth.conform.matrix import PAGE, rules_table
-from tests.unit.captures import Plain
-from tests.unit.why_capture import CLOCK, DEFAULT
+from tests.unit.psc_files import CLOCK, DEFAULT, Plain
 
 FURTHER = DEFAULT | dict.fromkeys(
     ("seg_ack", "rto_us", "delivered", "prior_cwnd", "tlp_high_seq", "max_packets_out",

@@ -21,7 +21,7 @@ from tcpkmon.formats.base.whose import GroupPart
 from tcpkmon.formats.klogger import overlap
 from tcpkmon.formats.psc.columns import CLASSIC, Column, entry_dtype
 from tcpkmon.formats.schema import load
-from tests.unit.klogger_samples import BASE
+from tests.unit.log_files import BASE
 
 BIG = 2**40 + 3  # low word 3, high word 256
 

@@ -34,8 +34,8 @@ from tests.full import IS_FULL
 from tests.fuzz.seeds import dumps
 from tests.fuzz.seeds import dumps as psc_dumps
 from tests.kept.make import unpack
-from tests.unit.captures import FURTHER, CaptureBuilder, clean_capture, full_capture
 from tests.unit.makers import LogMaker, Maker, make, make_logs
+from tests.unit.psc_files import FURTHER, CaptureBuilder, clean_capture, full_capture
 from tests.unit.test_recorder import last_second
 
 _HEAD = np.dtype([("number", "=u4"), ("size", "=u4"), ("serial", "=u8"), ("time", "=u8")])

@@ -37,7 +37,7 @@ from tcpkmon.formats.dataset import (
 )
 from tcpkmon.formats.dataset.store import Part
 from tests.kept.make import unpack
-from tests.unit.why_capture import write_capture
+from tests.unit.psc_files import write_capture
 
 DAY, ANOTHER = "2023-11-14", "2026-11-22"
 

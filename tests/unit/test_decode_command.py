@@ -18,7 +18,7 @@ from tcpkmon.collector.commands.tcpkmon import command as tcpkmon
 from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.export import table_folder
 from tcpkmon.formats.klogger.encode import encode_preamble
-from tests.unit.klogger_samples import CLOCK, ROOT, LogMaker
+from tests.unit.log_files import CLOCK, ROOT, LogMaker
 
 parquet = pytest.importorskip("pyarrow.parquet")
 

@@ -30,8 +30,8 @@ from tcpkmon.formats.base import cli
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 from tcpkmon.formats.base.expressions import ExpressionError
 from tcpkmon.formats.commands.diff import command
-from tests.unit.diff_capture import write_runs
-from tests.unit.magnet_log import write_folder
+from tests.unit.log_files import write_folder
+from tests.unit.psc_files import write_runs
 from tests.unit.test_latency import begin, transfer
 
 pytest.importorskip("scipy")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tcpkmon.formats.analysis import device_name, open_log, queues, requests
-from tests.unit.klogger_samples import LogMaker
+from tests.unit.log_files import LogMaker
 
 FIELDS = """
     int tid; int tgid; uint uid; ulonglong cgroup; ulonglong request; uint device

@@ -23,7 +23,7 @@ from tcpkmon.formats.psc.reader import open_capture
 from tcpkmon.formats.psc.tables import Snapshots
 from tests.kept.make import unpack
 from tests.unit.forging import PLACES, PscFile
-from tests.unit.pmgraph_capture import Builder, mapped, merge, sawtooth
+from tests.unit.psc_files import Builder, mapped, merge, sawtooth
 
 
 @pytest.fixture

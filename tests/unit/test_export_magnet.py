@@ -21,14 +21,16 @@ from tcpkmon.formats.magnet.layout import CLOCK, FIRST_EVENT, LOST, MARK, MOST_L
 from tcpkmon.formats.magnet.walk import Entry, Piece, Walk
 from tcpkmon.formats.verify import verify_magnet
 from tests.kept.make import HERE, unpack
-from tests.unit.klogger_samples import sample_header, write_big_endian
-from tests.unit.log_builder import clean_log
-from tests.unit.magnet_builder import (
+from tests.unit.log_files import (
+    BULK_RECORDS,
     LEAN,
     MagnetBuilder,
     clean_file,
+    clean_log,
+    sample_header,
+    write_big_endian,
+    write_bulk,
 )
-from tests.unit.magnet_log import BULK_RECORDS, write_bulk
 
 Capture = pytest.CaptureFixture[str]
 

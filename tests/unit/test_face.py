@@ -13,9 +13,8 @@ from click.testing import CliRunner
 import tcpkmon
 from tcpkmon.formats.commands.requests import command
 from tests.kept.make import unpack
-from tests.unit.klogger_samples import ROOT
-from tests.unit.log_builder import clean_log
-from tests.unit.why_capture import write_capture
+from tests.unit.log_files import ROOT, clean_log
+from tests.unit.psc_files import write_capture
 
 
 @pytest.fixture

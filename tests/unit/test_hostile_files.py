@@ -27,8 +27,8 @@ from tcpkmon.formats.pmgraph import terminal
 from tcpkmon.formats.pmgraph.options import Selection
 from tcpkmon.formats.pmgraph.pages import build_pages
 from tcpkmon.formats.schema import field_type, parse
-from tests.unit.klogger_samples import LogMaker, sample_header
-from tests.unit.pmgraph_capture import CLASSIC, Builder, merge, sawtooth
+from tests.unit.log_files import LogMaker, sample_header
+from tests.unit.psc_files import REPORT_COLUMNS, Builder, merge, sawtooth
 
 MOST_SECONDS = 5.0
 LONG = "abcdefghijklmnopqrstuvwxyzabcdefghij"
@@ -145,9 +145,9 @@ def test_names_of_columns_are_quoted_in_csv(
 ) -> None:
     builder = Builder()
     names = ['a,"b"', "=1+1", "x\n\x1by"]
-    columns = list(CLASSIC)
+    columns = list(REPORT_COLUMNS)
     for place, name in enumerate(names):
-        columns[6 + place] = (name, *CLASSIC[6 + place][1:])
+        columns[6 + place] = (name, *REPORT_COLUMNS[6 + place][1:])
     builder.columns = tuple(columns)
     builder.add(0.1)
     path = builder.write(tmp_path / "a.pm")
@@ -155,7 +155,7 @@ def test_names_of_columns_are_quoted_in_csv(
         run(export, path, "--format", form)
         head, row = csv.reader(io.StringIO(capfd.readouterr().out))
         assert head[6:9] == ['a,"b"', wanted, "x\\n\\x1by"]
-        assert len(head) == len(row) == len(CLASSIC)
+        assert len(head) == len(row) == len(REPORT_COLUMNS)
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+A1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", " =1", "-",

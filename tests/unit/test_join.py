@@ -15,17 +15,17 @@ import pytest
 from tcpkmon.collector.commands.tcpkmon import command
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.packets.blocks import RAW_IP, block, enhanced, interface, section
-from tests.unit.segment_capture import (
+from tests.unit.psc_files import (
     DESTROY,
     LOCAL,
-    REAL_NS,
+    REALTIME_NS,
     RECEIVED,
     REMOTE,
     RETRANSMIT,
     TRANSMIT,
     packet,
     pcapng,
-    write,
+    write_segments,
 )
 
 OUT, IN = (LOCAL, REMOTE), (REMOTE, LOCAL)
@@ -40,7 +40,7 @@ def rows(
     folder: Path, records: list[dict[str, Any]], packets: bytes, **options: Any
 ) -> list[dict[str, str]]:
     """The table of a capture and packets."""
-    write(folder / "a.pm", records, **options)
+    write_segments(folder / "a.pm", records, **options)
     (folder / "in.pcapng").write_bytes(packets)
     code = join(folder / "a.pm", folder / "in.pcapng", "-o", folder / "out.pcapng", "--table",
                 folder / "out.csv", "--force")  # fmt: skip
@@ -180,7 +180,7 @@ def test_all_other_blocks_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str
     strange = block(0x0BAD1234, b"who knows?!!")
     simple = block(3, struct.pack("<I", 4) + b"abcd")
     data = pcapng((0.01, packet(*OUT, 1000, 9000, 1000), 1000)) + strange + simple
-    data += section("second") + interface(RAW_IP) + enhanced(0, REAL_NS, b"junk", 4)
+    data += section("second") + interface(RAW_IP) + enhanced(0, REALTIME_NS, b"junk", 4)
     found = rows(tmp_path, SENDS, data)
     made = (tmp_path / "out.pcapng").read_bytes()
     assert made.endswith(data[data.index(strange) :])
@@ -204,7 +204,7 @@ def test_tshark_reads_both_comments(tmp_path: Path) -> None:
 
 
 def test_errors_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    capture, packets = write(tmp_path / "a.pm", SENDS), tmp_path / "in.pcapng"
+    capture, packets = write_segments(tmp_path / "a.pm", SENDS), tmp_path / "in.pcapng"
     data = pcapng((4.9, packet(*IN, 9000, 2000), 0), (8.99, packet(*IN, 9000, 4000), 0))
     packets.write_bytes(data)
     for words, said in (

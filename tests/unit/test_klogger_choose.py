@@ -17,7 +17,7 @@ from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.klogger.merge import merge_logs
 from tcpkmon.formats.klogger.reader import LogReader
 from tests.full import examples
-from tests.unit.klogger_samples import CLOCK, LogMaker
+from tests.unit.log_files import CLOCK, LogMaker
 
 SECOND = 1_000_000_000
 

@@ -28,8 +28,8 @@ from tcpkmon.formats.klogger.encode import (
 from tcpkmon.formats.klogger.table import LogFormat
 from tcpkmon.formats.psc.columns import CLASSIC, columns_of
 from tcpkmon.formats.schema import load
-from tests.unit.klogger_samples import BASE, ROOT, LogMaker, make_schema, ring_rows, sample_header
-from tests.unit.psc_samples import from_hex
+from tests.unit.log_files import BASE, ROOT, LogMaker, make_schema, ring_rows, sample_header
+from tests.unit.psc_files import from_hex
 
 pytestmark = pytest.mark.skipif(sys.byteorder != "little", reason="fixtures are little-endian")
 

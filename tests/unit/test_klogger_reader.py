@@ -20,13 +20,7 @@ from tcpkmon.formats.klogger.batch import LogBatch
 from tcpkmon.formats.klogger.encode import encode_preamble
 from tcpkmon.formats.klogger.reader import LogReader
 from tests.full import IS_FULL, examples
-from tests.unit.klogger_samples import (
-    CLOCK,
-    LogMaker,
-    ring_rows,
-    sample_header,
-    write_big_endian,
-)
+from tests.unit.log_files import CLOCK, LogMaker, ring_rows, sample_header, write_big_endian
 
 STEP = 1 if IS_FULL else 5
 

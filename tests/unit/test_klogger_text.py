@@ -16,7 +16,7 @@ import pytest
 from tcpkmon.formats.klogger.choose import ALL, Choice
 from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.klogger.reader import LogReader
-from tests.unit.klogger_samples import LogMaker
+from tests.unit.log_files import LogMaker
 
 HOWTO_SCHEDOUT = """{
     header => {

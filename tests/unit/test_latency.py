@@ -24,12 +24,7 @@ from tcpkmon.formats.analysis.latency import (
 from tcpkmon.formats.analysis.latency.peers import END, find_peers
 from tcpkmon.formats.analysis.latency.stages import Chain, State
 from tcpkmon.formats.base.errors import DamagedError
-from tests.unit.magnet_log import (
-    UDP,
-    MagnetLog,
-    packed,
-    write_folder,
-)
+from tests.unit.log_files import UDP, MagnetLog, packed, write_folder
 
 A, B = 1, 2
 CLIENT, SERVER = ("10.0.0.1", 5000), ("10.0.0.2", 80)

@@ -12,9 +12,9 @@ from pyarrow import parquet
 
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.commands.latency import command
-from tests.unit.magnet_log import write_folder
+from tests.unit.log_files import write_folder
+from tests.unit.psc_files import write_capture
 from tests.unit.test_latency import FIRST, begin, transfer
-from tests.unit.why_capture import write_capture
 
 
 @pytest.fixture

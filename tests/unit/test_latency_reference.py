@@ -19,7 +19,7 @@ from tcpkmon.formats.analysis import open_log
 from tcpkmon.formats.analysis.latency import Latency
 from tcpkmon.formats.analysis.latency.stages import State
 from tests.full import examples
-from tests.unit.magnet_log import ACK, RETRANSMISSION, MagnetLog, write_folder
+from tests.unit.log_files import ACK, RETRANSMISSION, MagnetLog, write_folder
 
 MS = 1_000_000
 SENDER, RECEIVER = 1, 2

@@ -34,10 +34,9 @@ from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.schema import Suggestions, parse
 from tcpkmon.formats.verify import chain
 from tcpkmon.formats.verify.report import Problems
-from tests.unit.klogger_samples import LogMaker, sample_header
+from tests.unit.log_files import LogMaker, sample_header
 from tests.unit.makers import make as make_segments
-from tests.unit.pmgraph_capture import Builder
-from tests.unit.psc_samples import END, describe, entry_size, record
+from tests.unit.psc_files import END, Builder, describe, entry_size, record
 from tests.unit.test_disk_analysis import write as write_disk_log
 
 DOCS = Path(__file__).parents[2] / "docs" / "limits.md"

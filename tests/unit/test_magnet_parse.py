@@ -17,7 +17,7 @@ import tcpkmon
 from tcpkmon.collector.commands.tcpkmon import command
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.magnet.layout import IP, TCP
-from tests.unit.magnet_builder import MONO_NS, REAL_NS, clean_file, in_layout, lossy_file
+from tests.unit.log_files import MONO_NS, REAL_NS, clean_file, in_layout, lossy_file
 from tests.unit.test_magnet_layout import IP_FORMATS, TCP_FORMATS
 
 Capture = pytest.CaptureFixture[str]

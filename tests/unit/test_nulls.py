@@ -20,7 +20,7 @@ from tcpkmon.collector.commands.tcpkmon import command
 from tcpkmon.collector.plan.columns import EVENT, load_schema
 from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.schema import Field, format_schema, parse
-from tests.unit.klogger_samples import LogMaker
+from tests.unit.log_files import LogMaker
 from tests.unit.makers import Maker
 
 GIVEN: dict[str, Any] = {

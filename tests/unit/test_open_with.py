@@ -20,7 +20,7 @@ import tcpkmon
 from tcpkmon.collector.commands.tcpkmon import command as tcpkmon_command
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.commands.pmgraph import command as pmgraph
-from tests.unit.klogger_samples import ROOT
+from tests.unit.log_files import ROOT
 from tests.unit.test_tables import capture_of
 
 PAGE = (ROOT / "docs" / "open-with.md").read_text()

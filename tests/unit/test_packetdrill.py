@@ -15,7 +15,7 @@ from tcpkmon.formats.export.packetdrill import Options, Recorded, find_event, ma
 from tcpkmon.formats.export.packetdrill.reading import NEEDED, Row
 from tcpkmon.formats.export.packetdrill.sacks import Board
 from tests.truth.drill.language import Asserts, parse
-from tests.unit.why_capture import write_capture
+from tests.unit.psc_files import write_capture
 
 MSS = 1000
 ISN, PEER = (1 << 32) - 2000, 7_000_000

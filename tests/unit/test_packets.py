@@ -22,7 +22,7 @@ from tcpkmon.formats.packets.blocks import (
 )
 from tcpkmon.formats.packets.headers import parse
 from tcpkmon.formats.packets.reading import Batch, PacketFile, with_comment
-from tests.unit.segment_capture import LOCAL, REAL_NS, REMOTE, packet, pcapng
+from tests.unit.psc_files import LOCAL, REALTIME_NS, REMOTE, packet, pcapng
 
 ETHERNET = b"\2" * 12
 
@@ -84,7 +84,7 @@ def test_blocks_stay_as_they_are(tmp_path: Path, order: str) -> None:
     assert found.is_tcp.all()
     assert found.seq.tolist() == [1000, 9000] and found.ack.tolist() == [9000, 2400]
     assert found.length.tolist() == [1400, 0] and found.flags.tolist() == [24, 16]
-    assert batch.columns()["times_ns"].tolist() == [REAL_NS, REAL_NS + 1_500_000]
+    assert batch.columns()["times_ns"].tolist() == [REALTIME_NS, REALTIME_NS + 1_500_000]
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -110,7 +110,7 @@ def test_pcap_becomes_pcapng(tmp_path: Path, order: str, magic: int, unit: int) 
     data = struct.pack(f"{order}IHHiIII", magic, 2, 4, 0, 0, 96, RAW_IP | 0xF << 28)
     data += struct.pack(f"{order}IIII", 1_700_000_000, 7, len(DATA), len(DATA) + 1400) + DATA
     (batch,), file = read(tmp_path, data)
-    assert batch.columns()["times_ns"].tolist() == [REAL_NS + 7 * unit]
+    assert batch.columns()["times_ns"].tolist() == [REALTIME_NS + 7 * unit]
     again = read(tmp_path, b"".join(one.raw for one in batch.blocks))[0][0]
     assert {name: values.tolist() for name, values in again.columns().items()} == {
         name: values.tolist() for name, values in batch.columns().items()

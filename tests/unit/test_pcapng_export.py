@@ -11,15 +11,15 @@ import pytest
 
 from tcpkmon.collector.commands.tcpkmon import command
 from tcpkmon.formats.base import cli
-from tests.unit.captures import clean_capture
-from tests.unit.segment_capture import (
+from tests.unit.psc_files import (
     DESTROY,
     RECEIVED,
     RETRANSMIT,
     RTO,
     STATE_CHANGE,
     TRANSMIT,
-    write,
+    clean_capture,
+    write_segments,
 )
 
 pytestmark = pytest.mark.skipif(shutil.which("tshark") is None, reason="needs tshark")
@@ -52,7 +52,7 @@ def export(*words: object) -> int:
 
 
 def made(folder: Path, code: int = 0, **options: object) -> Path:
-    write(folder / "a.pm", RECORDS, **options)  # type: ignore[arg-type]
+    write_segments(folder / "a.pm", RECORDS, **options)  # type: ignore[arg-type]
     assert export(folder / "a.pm", "-o", folder / "a.pcapng") == code
     return folder / "a.pcapng"
 
@@ -136,7 +136,7 @@ def test_without_acks_no_packet_claims_one(tmp_path: Path) -> None:
 
 
 def test_captures_without_segments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "a.pm", RECORDS, leave="seg_flags")
+    write_segments(tmp_path / "a.pm", RECORDS, leave="seg_flags")
     assert export(tmp_path / "a.pm", "-o", tmp_path / "a.pcapng") == 2
     assert "it lacks seg_flags" in capsys.readouterr().err
     assert not (tmp_path / "a.pcapng").exists()

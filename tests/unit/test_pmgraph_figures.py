@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from pmgraph_capture import CLASSIC, RETRANSMIT, Builder, mapped, merge, sawtooth
 
 import tcpkmon
 from tcpkmon.formats.base import cli
@@ -20,6 +19,7 @@ from tcpkmon.formats.drawing import PALETTE
 from tcpkmon.formats.pmgraph import figure as figures
 from tcpkmon.formats.pmgraph.options import Selection
 from tcpkmon.formats.pmgraph.pages import Page, build_pages
+from tests.unit.psc_files import REPORT_COLUMNS, RETRANSMIT, Builder, mapped, merge, sawtooth
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -244,7 +244,7 @@ def test_nothing_to_draw(tmp_path: Path, capfd: pytest.CaptureFixture[str], kind
     builder = Builder(tcpkmon=kind == "control")
     if kind.startswith("no "):
         lacking = {"no ports": "rport", "no time": "time"}[kind]
-        builder.columns = tuple(column for column in CLASSIC if column[0] != lacking)
+        builder.columns = tuple(column for column in REPORT_COLUMNS if column[0] != lacking)
         builder.add(1)
     path = builder.write(tmp_path / "a.pm")
     with pytest.raises(FileError):

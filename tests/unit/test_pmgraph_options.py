@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from pmgraph_capture import CLASSIC, Builder, merge, sawtooth
 
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.commands.pmgraph import command
 from tcpkmon.formats.pmgraph.options import parse_connection, parse_scale
+from tests.unit.psc_files import REPORT_COLUMNS, Builder, merge, sawtooth
 
 REPORT = {
     "b": "snd_sb_cc", "c": "snd_cwnd", "f": "snd_fack", "F": "hiwat_fair_share", "H": "sb_hiwat",
@@ -86,7 +86,7 @@ def test_nowhere_to_draw(
 def test_picture_never_replaces_the_capture(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    builder = Builder(columns=CLASSIC)
+    builder = Builder(columns=REPORT_COLUMNS)
     builder.add(1)
     path = builder.write(tmp_path / "odd.png")
     before = path.read_bytes()

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from pmgraph_capture import Builder, merge, sawtooth
 
 import tcpkmon
 from tcpkmon.formats.base import cli
@@ -18,6 +17,7 @@ from tcpkmon.formats.commands.pmgraph import command
 from tcpkmon.formats.pmgraph import terminal
 from tcpkmon.formats.pmgraph.options import Selection
 from tcpkmon.formats.pmgraph.pages import build_pages
+from tests.unit.psc_files import Builder, merge, sawtooth
 
 ROOT = Path(__file__).parents[2]
 

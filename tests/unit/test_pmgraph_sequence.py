@@ -13,7 +13,6 @@ from typing import cast
 
 import numpy as np
 import pytest
-from pmgraph_capture import CLASSIC, FURTHER, RETRANSMIT, RTO, Builder
 
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base import cli
@@ -26,6 +25,7 @@ from tcpkmon.formats.pmgraph.sequence_pages import broken, build_sequence
 from tcpkmon.formats.pmgraph.sequence_reading import open_source, read_drawn
 from tcpkmon.formats.registry import open_files
 from tests.kept.make import unpack
+from tests.unit.psc_files import DRAWN_COLUMNS, REPORT_COLUMNS, RETRANSMIT, RTO, Builder
 
 MSS = 1000
 FIRST = 2**32 - 20 * MSS
@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> Path:
     """100 segments of which the 20th passes 2^32, in both directions; one is sent again at 0.5 s,
     after which 7 records are missing until 0.6 s."""
     builder = Builder(tcpkmon=True)
-    builder.columns = (*CLASSIC, *FURTHER, *MORE)
+    builder.columns = (*REPORT_COLUMNS, *DRAWN_COLUMNS, *MORE)
     builder.rows[0].update(payload=b"")
     for step in range(101):
         una = (FIRST + step * MSS) % 2**32

@@ -9,20 +9,20 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from pmgraph_capture import (
+
+from tcpkmon.formats.base import cli
+from tcpkmon.formats.commands.pmgraph import command
+from tests.unit.psc_files import (
     BOOT_NS,
-    CLASSIC,
     EPOCH_S,
     NAMES,
+    REPORT_COLUMNS,
     RETRANSMIT,
     Builder,
     mapped,
     merge,
     sawtooth,
 )
-
-from tcpkmon.formats.base import cli
-from tcpkmon.formats.commands.pmgraph import command
 
 
 def run(capfd: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
@@ -168,7 +168,7 @@ def test_damaged_file(tmp_path: Path, capfd: pytest.CaptureFixture[str], ours: B
 
 
 def test_unknown_and_absent_columns(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    columns = tuple((n, o, 0 if n == "snd_fack" else size, f) for n, o, size, f in CLASSIC)
+    columns = tuple((n, o, 0 if n == "snd_fack" else size, f) for n, o, size, f in REPORT_COLUMNS)
     builder = Builder(columns=columns)
     builder.add(1, location=RETRANSMIT)
     path = builder.write(tmp_path / "a.pm")
@@ -181,7 +181,7 @@ def test_unknown_and_absent_columns(tmp_path: Path, capfd: pytest.CaptureFixture
 
 
 def test_hostile_names_are_escaped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    builder = Builder(columns=(*CLASSIC, (b"\x1b[31m\tred", 64, 4, 0)))
+    builder = Builder(columns=(*REPORT_COLUMNS, (b"\x1b[31m\tred", 64, 4, 0)))
     builder.add(1)
     code, out, _ = run(capfd, builder.write(tmp_path / "a.pm"), "-T", "-d")
     assert code == 0

@@ -17,7 +17,7 @@ from tcpkmon.formats.commands.pmgraph import command
 from tcpkmon.formats.pmgraph.options import Selection
 from tcpkmon.formats.pmgraph.pages import Page, build_pages
 from tcpkmon.formats.pmgraph.together import OWN, build_together, labels_of
-from tests.unit.pmgraph_capture import EPOCH_S, Builder, sawtooth
+from tests.unit.psc_files import EPOCH_S, Builder, sawtooth
 
 EXISTING = 226
 LATER_S = 40

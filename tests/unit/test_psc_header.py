@@ -24,8 +24,8 @@ from tcpkmon.formats.psc.header import (
     writer_header,
 )
 from tcpkmon.formats.schema import parse
-from tests.unit.pmgraph_capture import CLASSIC as REPORT
-from tests.unit.psc_samples import END, describe, entry_size, from_hex, record
+from tests.unit.psc_files import END, describe, entry_size, from_hex, record
+from tests.unit.psc_files import REPORT_COLUMNS as REPORT
 
 SEQ = describe("seq_no", 0, 4)
 COLUMN = Column("seq_no", 0, 4, 0)

@@ -17,8 +17,8 @@ from tcpkmon.formats.base import cli
 from tcpkmon.formats.commands.pmgraph import PARAMETERS
 from tcpkmon.formats.commands.pmgraph import command as pmgraph
 from tests.kept.make import unpack
-from tests.unit.klogger_samples import ROOT
-from tests.unit.pmgraph_capture import Builder, sawtooth
+from tests.unit.log_files import ROOT
+from tests.unit.psc_files import Builder, sawtooth
 
 COMMANDS: dict[str, Any] = {"collect": collect, "tcpkmon": tcpkmon, "pmgraph": pmgraph}
 REPORT = "bcdDfFhHlmMnpPrsStTvx"

@@ -22,7 +22,7 @@ from tcpkmon.formats.psc.columns import CLASSIC, Column, entry_dtype
 from tcpkmon.formats.psc.header import Header, encode_header, writer_header
 from tcpkmon.formats.psc.reader import Capture
 from tests.full import IS_FULL
-from tests.unit.psc_samples import (
+from tests.unit.psc_files import (
     END,
     LITTLE,
     LITTLE_DATA,

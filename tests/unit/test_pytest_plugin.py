@@ -19,7 +19,7 @@ from tcpkmon.collector.testing.captures import Captures
 from tcpkmon.collector.testing.watch import choice_of_ports
 from tcpkmon.formats.analysis.check import Capture
 from tcpkmon.formats.base.errors import FileError, UsageError
-from tests.unit.why_capture import write_capture
+from tests.unit.psc_files import write_capture
 
 pytest_plugins = ["pytester"]
 

@@ -18,8 +18,8 @@ from tcpkmon.formats.commands.pmgraph import command as pmgraph
 from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.psc.reader import Capture
 from tcpkmon.formats.registry import format_of
-from tests.unit.klogger_samples import LogMaker
-from tests.unit.pmgraph_capture import Builder, sawtooth
+from tests.unit.log_files import LogMaker
+from tests.unit.psc_files import Builder, sawtooth
 
 pyarrow = pytest.importorskip("pyarrow")
 

@@ -20,7 +20,7 @@ from tcpkmon.formats.verify import verify_file
 from tcpkmon.formats.verify.mending import Repair
 from tcpkmon.formats.verify.psc.repair import repair_file
 from tests.full import IS_FULL
-from tests.unit.captures import (
+from tests.unit.psc_files import (
     FURTHER,
     CaptureBuilder,
     classic_2000,

@@ -25,9 +25,9 @@ from tcpkmon.formats.report.page import make_page
 from tcpkmon.formats.report.rates import Rates
 from tests.full import first
 from tests.kept.make import unpack
-from tests.unit.magnet_log import write_bulk
+from tests.unit.log_files import write_bulk
+from tests.unit.psc_files import write_capture
 from tests.unit.test_timeline import write_host
-from tests.unit.why_capture import write_capture
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\x1b]0;x\x07\u202e"
 

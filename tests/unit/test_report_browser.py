@@ -17,8 +17,8 @@ import pytest
 import tcpkmon
 from tcpkmon.formats.analysis import why
 from tcpkmon.formats.report import collect, make_page
+from tests.unit.psc_files import write_capture
 from tests.unit.test_timeline import write_host
-from tests.unit.why_capture import write_capture
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs the package selenium")
 DRIVER = shutil.which("chromedriver")

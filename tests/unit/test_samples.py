@@ -19,8 +19,7 @@ from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.commands.condense import command as condense
 from tcpkmon.formats.commands.flamegraph import command
 from tcpkmon.formats.schema import load
-from tests.unit.klogger_samples import LogMaker
-from tests.unit.log_builder import LogBuilder
+from tests.unit.log_files import LogBuilder, LogMaker
 
 CONF = """
 enum cpu_state { USER, NICE, SYSTEM, IDLE }

@@ -12,7 +12,7 @@ from tcpkmon.formats.analysis.check import find_span, write_span
 from tcpkmon.formats.base.control import Mark
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.psc.reader import open_capture
-from tests.unit.captures import CaptureBuilder
+from tests.unit.psc_files import CaptureBuilder
 
 BEGIN, END = 71, 72
 Step = Callable[[CaptureBuilder], None]

@@ -22,9 +22,9 @@ from tcpkmon.collector.commands.tcpkmon import command
 from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.dataset import Store, add
 from tcpkmon.formats.tables import Query
-from tests.unit.log_builder import clean_log
+from tests.unit.log_files import clean_log
+from tests.unit.psc_files import write_capture
 from tests.unit.test_tables import capture_of
-from tests.unit.why_capture import write_capture
 
 PROGRAM = Path(sys.executable).parent / "tcpkmon"
 

@@ -19,9 +19,8 @@ from tcpkmon.formats.psc.reader import Capture
 from tcpkmon.formats.tables import SHIPPED, Opened, snapshot_columns, views_of
 from tests.full import first
 from tests.kept.make import unpack
-from tests.unit.klogger_samples import ROOT
-from tests.unit.log_builder import clean_log
-from tests.unit.why_capture import write_capture
+from tests.unit.log_files import ROOT, clean_log
+from tests.unit.psc_files import write_capture
 
 TCP = {"snapshots", "connections", "causes", "intervals", "requests", "ledger", "proof"}
 KEPT = {

@@ -22,11 +22,10 @@ from tcpkmon.formats.timeline.model import BEGIN, COUNTER, END, EVENT, INSTANT
 from tcpkmon.formats.timeline.perfetto import SEQUENCE
 from tests.full import first
 from tests.kept.make import names, unpack
-from tests.unit.klogger_samples import CLOCK, LogMaker
-from tests.unit.magnet_log import MagnetLog, write_folder
+from tests.unit.log_files import CLOCK, LogMaker, MagnetLog, write_folder
+from tests.unit.psc_files import CLOCK as PSC_CLOCK
+from tests.unit.psc_files import write_capture
 from tests.unit.test_disk_analysis import write as write_disk
-from tests.unit.why_capture import CLOCK as PSC_CLOCK
-from tests.unit.why_capture import write_capture
 
 
 @dataclass

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from tcpkmon.formats.commands.translate import command
 from tcpkmon.formats.history import NO_USER
-from tests.unit.log_builder import LogBuilder
+from tests.unit.log_files import LogBuilder
 
 SCHEMA = """
 event SCHEDIN { int pid }

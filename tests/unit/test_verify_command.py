@@ -16,7 +16,7 @@ from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.commands.repair import command as repair
 from tcpkmon.formats.commands.verify import command as verify
 from tcpkmon.formats.psc.header import encode_header
-from tests.unit.captures import CaptureBuilder, clean_capture, full_capture
+from tests.unit.psc_files import CaptureBuilder, clean_capture, full_capture
 
 
 def columns(line: str) -> list[str]:

@@ -24,7 +24,7 @@ from tcpkmon.formats.psc.header import encode_header
 from tcpkmon.formats.verify import verify_file
 from tcpkmon.formats.verify.psc.repair import repair_file
 from tests.full import IS_FULL
-from tests.unit.captures import CaptureBuilder, full_capture
+from tests.unit.psc_files import CaptureBuilder, full_capture
 
 BITS = range(8) if IS_FULL else range(1)
 

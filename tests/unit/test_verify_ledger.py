@@ -16,7 +16,7 @@ from tcpkmon.formats.base import control
 from tcpkmon.formats.verify import verify_file
 from tcpkmon.formats.verify.report import Report
 from tests.full import IS_FULL
-from tests.unit.captures import (
+from tests.unit.psc_files import (
     FURTHER,
     CaptureBuilder,
     classic_2000,

@@ -13,7 +13,7 @@ from tcpkmon.formats.base.causes import KILLED
 from tcpkmon.formats.verify import verify_log
 from tcpkmon.formats.verify.report import COLLECTOR_CAUSES, KERNEL_CAUSES, Report
 from tests.full import first
-from tests.unit.log_builder import (
+from tests.unit.log_files import (
     COLLECTOR,
     FIELDS,
     KERNEL,

@@ -22,7 +22,7 @@ from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import repair_log, verify_folder, verify_log
 from tcpkmon.formats.verify.report import Report
 from tests.full import IS_FULL
-from tests.unit.log_builder import LOST_EACH, LogBuilder, clean_log, lossy_log
+from tests.unit.log_files import LOST_EACH, LogBuilder, clean_log, lossy_log
 from tests.unit.makers import make_logs
 
 NAME = "kernlog.dump.cpu0"
@@ -129,7 +129,7 @@ def test_brackets_of_dumps_are_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, values: dict[str, Any], what: str
 ) -> None:
     from tcpkmon.formats.klogger import encode
-    from tests.unit import klogger_samples
+    from tests.unit import log_files
 
     original, count = encode.pack_event, 0
 
@@ -140,7 +140,7 @@ def test_brackets_of_dumps_are_checked(
         return original(log, event, changed, serial, time_ns)
 
     monkeypatch.setattr(encode, "pack_event", pack)
-    monkeypatch.setattr(klogger_samples, "pack_event", pack)
+    monkeypatch.setattr(log_files, "pack_event", pack)
     report = check(clean_log().finish().data(), tmp_path / NAME)
     assert report.exit_code == 5
     assert what in problems(report)

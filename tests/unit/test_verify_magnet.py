@@ -26,7 +26,7 @@ from tcpkmon.formats.verify import Report, verify_folder, verify_magnet
 from tcpkmon.formats.verify.magnet import digest_of
 from tests.full import IS_FULL
 from tests.kept.make import unpack
-from tests.unit.magnet_builder import MagnetBuilder, clean_file, in_layout, lossy_file
+from tests.unit.log_files import MagnetBuilder, clean_file, in_layout, lossy_file
 
 SIZE = 24
 

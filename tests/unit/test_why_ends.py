@@ -26,10 +26,10 @@ from tcpkmon.formats.analysis.why import (
 )
 from tcpkmon.formats.commands import why
 from tests.unit import test_why
+from tests.unit.psc_files import write_capture
 from tests.unit.test_why import limit_of, sentence
 from tests.unit.test_why_losses import folder_of, log_of, snapshot
 from tests.unit.test_why_tables import row_of, snapshots
-from tests.unit.why_capture import write_capture
 
 MS = 1_000_000
 

@@ -18,12 +18,9 @@ from tcpkmon.formats.commands import connections as command
 from tcpkmon.formats.commands import export, why
 from tcpkmon.formats.klogger import merge
 from tcpkmon.formats.registry import format_of
-from tests.unit.captures import CaptureBuilder
-from tests.unit.diff_capture import write_runs
-from tests.unit.klogger_samples import ROOT
-from tests.unit.log_builder import LogBuilder
+from tests.unit.log_files import ROOT, LogBuilder
+from tests.unit.psc_files import CaptureBuilder, write_capture, write_runs
 from tests.unit.test_why import SENDING
-from tests.unit.why_capture import write_capture
 
 TCP = (ROOT / "bpf" / "schemata" / "tcp.conf").read_text()
 ADDRESS = b"\0" * 10 + b"\xff\xff\x0a\0\0\x01"

@@ -38,8 +38,8 @@ from tcpkmon.formats.base.expressions import ExpressionError
 from tcpkmon.formats.commands import connections as command
 from tcpkmon.formats.commands import why
 from tests.full import IS_FULL
+from tests.unit.psc_files import write_capture
 from tests.unit.test_why import columns, table_of
-from tests.unit.why_capture import write_capture
 
 MS = 1_000_000
 ESTABLISHED, SYN_SENT, SYN_RECV, FIN_WAIT1, FIN_WAIT2, CLOSE, CLOSE_WAIT = 1, 2, 3, 4, 5, 7, 8
