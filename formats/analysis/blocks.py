@@ -108,6 +108,13 @@ class Block:
         found.times_ns = self.times_ns if times_ns is None else times_ns
         return found
 
+    def take(self, at: Array) -> Block:
+        """These rows, which ascend, of the connections that have some."""
+        seq = None if self.seq is None else self.seq[at]
+        rows = {name: values[at] for name, values in self.rows.items()}
+        return Block(rows, self.of_row[at], self.times_ns[at], self.lost[at], seq, self.at[at],
+                     self.losses)  # fmt: skip
+
     def spread(self, values: Array) -> Array:
         """(n,) of values of connections, (m,), that of each row's."""
         return np.repeat(values, self.lasts - self.groups + 1)
@@ -116,6 +123,13 @@ class Block:
         """(n,) the value of the connection's row before each one; of its first one `start`, by
         default its own."""
         return shifted(values, self.groups, values[self.groups] if start is None else start)
+
+    def after(self, values: Array) -> Array:
+        """(n,) the value of the connection's row after each one; of its last one its own."""
+        found = np.empty_like(values)
+        found[:-1] = values[1:]
+        found[self.lasts] = values[self.lasts]
+        return found
 
     def last(self, mask: Mask) -> Array:
         """(n,) the connection's last row up to each one where it holds; -1: none."""

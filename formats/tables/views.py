@@ -134,7 +134,7 @@ def _analyses(reader: Reader) -> dict[str, Callable[[Opened, Sequence[str]], Ite
             found["mptcp"] = _read_wholes
         if drops.records_drops(source):
             found["drops"] = _read_drops
-        if exchanges.make_cutter(source) is not None:
+        if not exchanges.missing(source):
             found["requests"] = _read_requests
     if isinstance(reader, Logs):
         with suppress(UsageError, DamagedError):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tcpkmon.formats.analysis.why import Snapshots
+from tcpkmon.formats.analysis.why import Block, Losses, Snapshots
 from tests.unit.psc_files import DEFAULT, Plain
 
 MS = 1_000_000
@@ -128,6 +128,14 @@ def snapshots(*sockets: Socket, acks: bool = False) -> Snapshots:
     columns["laddr"] = columns["raddr"] = np.full(len(rows), _LOCAL, "V16")
     return Snapshots(columns, np.array([row["time_ns"] for row in rows], np.int64),
                      np.array([row["lost"] for row in rows], np.int64))  # fmt: skip
+
+
+def block_of(*sockets: Socket, acks: bool = False) -> Block:
+    """The same as a block."""
+    piece = snapshots(*sockets, acks=acks)
+    at = np.argsort(piece["conn_id"], kind="stable")
+    one = piece.take(at)
+    return Block(one.columns, one["conn_id"], one.times_ns, one.lost, None, at, Losses.join([]))
 
 
 def entries_of(*sockets: Socket) -> tuple[Any, Plain]:

@@ -13,15 +13,17 @@ from click.testing import CliRunner
 
 from tcpkmon.formats.analysis.exchanges import (
     EXCHANGE,
-    Exchanges,
+    NULL,
     Waited,
     asked_meanwhile,
+    choose,
     each_once,
     exchanges,
     served,
+    servers_of,
     summarize,
 )
-from tcpkmon.formats.analysis.exchanges.cutting import NULL
+from tcpkmon.formats.analysis.exchanges import cut as cut_block
 from tcpkmon.formats.analysis.why import Connection
 from tcpkmon.formats.base.cli import run
 from tcpkmon.formats.commands import check, why
@@ -30,23 +32,18 @@ from tests.kept.make import unpack
 from tests.unit.request_capture import (
     MS,
     Socket,
+    block_of,
     client,
     server,
-    snapshots,
     write_requests,
 )
 
 
-def cut(
-    *sockets: Socket, calls: bool = True, size: int = 1 << 20, at_entry: bool = False,
-    acks: bool = False,
-) -> Any:  # fmt: skip
-    """The exchanges, of pieces of this size, by connection and number."""
-    piece, found = snapshots(*sockets, acks=acks), Exchanges(calls, at_entry)
-    parts = [found.add(piece.take(np.arange(low, min(low + size, len(piece)))))
-             for low in range(0, len(piece), size)]  # fmt: skip
-    rows = np.concatenate([*parts, found.finish()])
+def cut(*sockets: Socket, calls: bool = True, at_entry: bool = False, acks: bool = False) -> Any:
+    """The exchanges, by connection and number."""
+    rows, ends = cut_block(block_of(*sockets, acks=acks), calls, at_entry)
     assert rows.dtype == EXCHANGE
+    rows = choose(rows, ends, servers_of(ends))
     return rows[np.lexsort((rows["number"], rows["place"]))]
 
 
@@ -67,13 +64,14 @@ def test_a_client_waits_for_the_server() -> None:
     assert rows["exact"].all() and rows["certain"].all() and not rows["pipelined"].any()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("calls", [True, False])
-@pytest.mark.parametrize("acks", [True, False])
-def test_pieces_change_nothing(size: int, calls: bool, acks: bool) -> None:
+def test_connections_beside_it_change_nothing(calls: bool) -> None:
     sockets = client(3), server(5), pipelined()
     whole = cut(*sockets, calls=calls)
-    assert (cut(*sockets, calls=calls, size=size, acks=acks) == whole).all()
+    alone = [cut(one, calls=calls) for one in sockets]
+    for number, rows in enumerate(alone):
+        rows["place"] = number
+    assert (np.concatenate(alone) == whole).all()
 
 
 def test_a_call_that_is_recorded_while_a_segment_is_under_way() -> None:
@@ -106,9 +104,8 @@ def test_a_fin_is_no_request_and_a_keepalive_is_none() -> None:
     assert cut(one)[["request_bytes", "response_bytes"]].tolist() == [(10, 10)]
 
 
-@pytest.mark.parametrize("size", [1, 2, 1 << 20])
 @pytest.mark.parametrize("call_is_first", [False, True])
-def test_a_call_that_returns_while_a_fin_is_taken_in(call_is_first: bool, size: int) -> None:
+def test_a_call_that_returns_while_a_fin_is_taken_in(call_is_first: bool) -> None:
     """On another CPU: the number of the FIN is in it already, and not yet the state."""
     one = Socket().open(1, active=True)
     one.send(5, 10)
@@ -123,7 +120,7 @@ def test_a_call_that_returns_while_a_fin_is_taken_in(call_is_first: bool, size: 
         call_is_first = not call_is_first
     one.read, one.state = one.arrived, 8
     one.put(8, 4, callvalue=9)
-    assert cut(one, size=size)[["request_bytes", "response_bytes"]].tolist() == [(10, 10)]
+    assert cut(one)[["request_bytes", "response_bytes"]].tolist() == [(10, 10)]
 
 
 def test_a_segment_that_comes_again_begins_nothing() -> None:
@@ -334,11 +331,10 @@ def test_without_calls_an_answer_that_lies_is_a_bound_of_the_next_pause() -> Non
         one.segment(at + 5, 500, srtt_us=200 + (5000 - 200) // 8, packets_out=1)
         one.srtt_us = 200
         one.read = one.arrived
-    for size in (1, 100):
-        rows = cut(one, calls=False, size=size)
-        assert (rows["wait_ns"][1:] > 54 * MS).all()
-        assert (rows["uncertain_ns"][1:] >= rows["wait_ns"][1:]).all()
-        assert not rows["exact"].any()
+    rows = cut(one, calls=False)
+    assert (rows["wait_ns"][1:] > 54 * MS).all()
+    assert (rows["uncertain_ns"][1:] >= rows["wait_ns"][1:]).all()
+    assert not rows["exact"].any()
 
 
 def test_a_proxy_says_whom_it_waited_for(tmp_path: Path) -> None:
@@ -628,13 +624,12 @@ def test_only_connections_that_are_printed_and_both_of_whose_ends_sent_are_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[set[int]] = []
-    real = Exchanges.add
 
-    def add(self: Exchanges, piece: Any) -> Any:
-        read.append(set(piece["conn_id"].tolist()))
-        return real(self, piece)
+    def note(block: Any, *how: bool) -> Any:
+        read.append(set(block["conn_id"].tolist()))
+        return cut_block(block, *how)
 
-    monkeypatch.setattr(Exchanges, "add", add)
+    monkeypatch.setattr("tcpkmon.formats.analysis.exchanges.table.cut", note)
     bulk = Socket(conn_id=3, lport=41000).open(1, active=True)
     for ms in range(5, 50):
         bulk.send(ms, 10_000)

@@ -14,9 +14,9 @@ from tcpkmon.collector.sequencer.buffer_pool import Pool
 from tcpkmon.collector.sequencer.sequencer import FOREVER_NS, Queues
 from tcpkmon.collector.writer.log_batch import LogBatch
 from tcpkmon.collector.writer.tcp_order import tcp_in_order
-from tcpkmon.formats.analysis.exchanges import NULL, Exchanges
+from tcpkmon.formats.analysis.exchanges import NULL, cut
 from tcpkmon.formats.base.control import Loss, encode_many
-from tests.unit.request_capture import Socket, client, entries_of, snapshots
+from tests.unit.request_capture import Socket, block_of, client, entries_of
 
 AT = locations_of(load_schema())
 
@@ -57,8 +57,7 @@ def test_calls_that_are_recorded_as_they_begin_are_not_taken_for_exact() -> None
     one.close(1500)
     entries, _ = entries_of(one)
     ends, begins = ({"SEND_CALL": way, "RECEIVE_CALL": way} for way in ("fexit", "kprobe"))
-    cutter = Exchanges(has_calls=True, at_entry=True)
-    rows = np.concatenate([cutter.add(snapshots(one)), cutter.finish()])
+    rows, _ = cut(block_of(one), has_calls=True, at_entry=True)
     wanted = rows["think_ns"][rows["certain"] & (rows["think_ns"] != NULL)].sum() // 1000
     found = counted(entries, ways=begins)["think"]["client"]
     assert abs(found["sum_us"] - wanted) <= 3

@@ -4,46 +4,14 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tcpkmon.formats.analysis.exchanges.resting import Resting
 from tcpkmon.formats.analysis.why import Peers
 from tcpkmon.formats.commands.why import _indented
 from tests.full import first
-
-
-@pytest.mark.parametrize("seed", first(4, range(20)))
-def test_rows_rest_until_their_connection_goes_on(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    resting, plain = Resting("place"), defaultdict[int, list[int]](list)
-    number = 0
-    for _ in range(60):
-        keys = np.unique(rng.integers(0, 40, rng.integers(0, 9)))
-        found = resting.take(keys)
-        wanted = [(key, row) for key in keys.tolist() for row in plain.pop(key, [])]
-        if found is None:
-            assert not wanted
-        else:
-            assert found["row"].dtype == np.int32
-            at = np.lexsort((found["row"], found["place"]))
-            pairs = zip(found["place"][at].tolist(), found["row"][at].tolist(), strict=True)
-            assert list(pairs) == wanted
-            same = [found["row"][found["place"] == key] for key in keys]
-            assert all((np.diff(rows) > 0).all() for rows in same), "in the order they came in"
-        new = np.repeat(keys, rng.integers(0, 4, len(keys)))
-        rows = np.arange(number, number + len(new), dtype=np.int32)
-        number += len(new)
-        resting.put({"place": new, "row": rows})
-        for key, row in zip(new.tolist(), rows.tolist(), strict=True):
-            plain[key].append(row)
-    rest, kept = resting.take_all(), [(key, row) for key in sorted(plain) for row in plain[key]]
-    assert rest is not None
-    assert list(zip(rest["place"].tolist(), rest["row"].tolist(), strict=True)) == kept
-    assert resting.take_all() is None and resting.take(np.arange(40)) is None
 
 
 @pytest.mark.parametrize("value", [

@@ -2,7 +2,7 @@
 """How far the byte streams of both directions have come at each snapshot, and since when.
 
     snapshot      write_seq   snd_nxt   snd_una   rcv_nxt   copied_seq     of the kernel
-    Streams       written     sent      acked     arrived   read           bytes since the handshake
+    streams       written     sent      acked     arrived   read           bytes since the handshake
 
 Numbers are unwrapped; SYN and FIN, which have one too, do not count. A snapshot of a segment is
 made before the segment counts: what it brings has arrived then. Each advance has a time and the
@@ -17,19 +17,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.arrays import Array, join
-from tcpkmon.formats.analysis.exchanges.advances import Advances, after
-from tcpkmon.formats.analysis.exchanges.ranked import MOST, running_maxima
-from tcpkmon.formats.analysis.exchanges.resting import Resting
-from tcpkmon.formats.analysis.why import Peers, Snapshots
-from tcpkmon.formats.analysis.why.grouping import Grouped, Places, grown
+from tcpkmon.formats.analysis.arrays import Array, Mask, is_one_of
+from tcpkmon.formats.analysis.blocks import Block
+from tcpkmon.formats.analysis.exchanges.advances import Advances
+from tcpkmon.formats.analysis.why import Table
 from tcpkmon.formats.base.drops import SENT_BIT
 from tcpkmon.formats.base.sequence import ahead_of, unwrap
 from tcpkmon.formats.base.tcp import ARRIVED, SYNCHRONIZED, Location, State
 
 UNKNOWN, CLIENT, SERVER = 0, 1, 2
+MOST = 1 << 43
+"""Positions are below this. A connection is ranked above the one before by it, so that one pass
+over a block does all of them; int64 has room for a million."""
+NEVER = np.iinfo(np.int64).max
 NEEDED = (
     "conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state", "snd_una",
     "snd_max", "snd_sb_cc", "rcv_nxt", "rcv_sb_cc", "seg_seq", "seg_len", "srtt_us", "min_rtt_us",
@@ -37,12 +38,12 @@ NEEDED = (
 )  # fmt: skip
 OWNER = ("pid", "comm", "netns")
 OPTIONAL = (*OWNER, "seg_ack", "packets_out")
-_DATA = (*SYNCHRONIZED, State.SYN_RECV)
+DATA = (*SYNCHRONIZED, State.SYN_RECV)
 """States in which both streams are numbered."""
-_WROTE_FIN = (
+WROTE_FIN = (
     State.FIN_WAIT1, State.FIN_WAIT2, State.CLOSE, State.LAST_ACK, State.CLOSING,
 )  # fmt: skip
-_READ_FIN = (
+READ_FIN = (
     State.TIME_WAIT, State.CLOSE, State.CLOSE_WAIT, State.LAST_ACK, State.CLOSING,
 )  # fmt: skip
 """States in which the streams have a FIN at their end; CLOSE may have none, and has no data."""
@@ -50,20 +51,15 @@ _TAKES_FIN = (State.TIME_WAIT, State.CLOSE_WAIT, State.CLOSING)
 """States that a socket comes to by a FIN of the peer."""
 _CLOSES = (State.FIN_WAIT1, State.CLOSE, State.CLOSE_WAIT)
 """The first states after one side closed."""
-_RAW = ("written", "sent", "acked", "known", "read")
-_TOPS = ("top_written", "top_sent", "top_arrived", "top_known", "top_read")
-_CARRIED = (*_RAW, *_TOPS, "again", "fin")
-_TIME, _LOST = "times_ns", "lost"
-"""Names of rows that rest, beside their columns."""
 
 
 @dataclass
 class Events:
     """n snapshots at which a stream advanced, those of a connection together and in time order.
 
-    place: of the connection. time: [ns]. lost, lost_before: records that are missing in the capture
-    up to it, and up to the connection's snapshot before it. acked: what the peer had of the
-    written stream when it sent the segment. known: what had arrived before the segment.
+    place: of the connection in the block. time: [ns]. lost, lost_before: records that are missing
+    in the capture up to it, and up to the connection's snapshot before it. acked: what the peer had
+    of the written stream when it sent the segment. known: what had arrived before the segment.
     written, arrived, read, sent: how far they came; time_X, width_X: when X came so far, and within
     which bounds [ns]. late_written: how much later the last of these bytes may have been written
     than the first [ns]. unread: whether some of what had arrived was not read. again: records of
@@ -102,224 +98,97 @@ def calls_of(ways: Mapping[str, object] | None) -> tuple[bool, bool]:
     return all(name in ways for name in names), at_entry
 
 
-class Streams:
-    """Reads pieces of snapshots. has_calls: the capture has SEND_CALL and RECEIVE_CALL; at_entry:
-    as a call begins, not as it ends.
-
-    side: by place, of CLIENT and SERVER. first_ns, last_ns: by place, of its records. since: by
-    place, when the handshake was over [ns]; -1: it is older than the capture. closing: by
-    place, when one side had closed first [ns]. ended: by place. latest: by name and place, what
-    names it.
-    servers: ports on which connections were accepted; add those that are known from elsewhere.
-    """
-
-    def __init__(self, has_calls: bool, at_entry: bool = False) -> None:
-        self.places = Places()
-        self.side = np.zeros(0, np.int8)
-        self.since = np.zeros(0, np.int64)
-        self.closing, self._fin_sent, self._fin_came = (np.zeros(0, np.int64) for _ in range(3))
-        self.first_ns, self.last_ns = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self.ended = np.zeros(0, np.bool_)
-        self.latest: dict[str, Array] = {}
-        self._has_calls, self._at_entry = has_calls, at_entry
-        self._at = {name: np.zeros(0, np.int64) for name in _CARRIED}
-        self._seen = np.zeros(0, np.bool_)
-        self._held = Resting("conn_id")
-        self.touched = np.zeros(0, np.int64)
-        """The places of the connections of the last piece, ascending."""
-        self.servers: set[int] = set()
-
-    def add(self, piece: Snapshots) -> Events:
-        """The advances that the piece shows. Of each connection the last snapshot waits: the next
-        one says what its segment acknowledged."""
-        wanted = _is_wanted(piece)
-        names = [name for name in (*NEEDED, *OPTIONAL) if name in piece.columns]
-        columns = {name: piece[name] for name in names}
-        columns |= {_TIME: piece.times_ns, _LOST: piece.lost}
-        if not wanted.all():
-            columns = {name: values[wanted] for name, values in columns.items()}
-        held = self._held.take(np.unique(columns["conn_id"]))
-        return self._read(columns if held is None else join([held, columns]), False)
-
-    def finish(self) -> Events:
-        """The advances of the snapshots that waited."""
-        return self._read(self._held.take_all(), True)
-
-    def _read(self, columns: dict[str, Array] | None, to_end: bool) -> Events:
-        self.touched = self.touched[:0]
-        if columns is None or not len(columns["conn_id"]):
-            return _nothing()
-        times_ns, lost = columns.pop(_TIME), columns.pop(_LOST)
-        rows = Grouped(Snapshots(columns, times_ns, lost), self.places)
-        self.touched = np.sort(rows.places)
-        count = len(self.places)
-        self.side, self.ended = grown(self.side, count), grown(self.ended, count)
-        self.since, self._seen = grown(self.since, count, -1), grown(self._seen, count)
-        for name in ("closing", "_fin_sent", "_fin_came", "first_ns"):
-            setattr(self, name, grown(getattr(self, name), count, np.iinfo(np.int64).max))
-        self.last_ns = grown(self.last_ns, count)
-        self._at = {name: grown(values, count) for name, values in self._at.items()}
-        # The first row of a connection that was seen is its last one that was read: a context.
-        is_new = np.ones(len(rows), np.bool_)
-        is_new[rows.firsts] = ~self._seen[rows.places]
-        goes_on = (rows["location"][rows.lasts] != Location.DESTROY) & (not to_end)
-        is_read = is_new.copy()
-        is_read[rows.lasts[goes_on]] = False
-        self._note(rows, is_new)
-        events = self._events(rows, is_new, is_read)
-        if not to_end:
-            many = goes_on & (rows.lasts > rows.firsts)
-            self._seen[rows.places[many]] = True
-            kept = np.sort(np.concatenate([rows.lasts[goes_on], rows.lasts[many] - 1]))
-            columns = {**rows.columns, _TIME: rows.times, _LOST: rows.lost}
-            self._held.put({name: values[kept] for name, values in columns.items()})
-        return events
-
-    def _note(self, rows: Grouped, is_new: Array) -> None:
-        """Who opened each connection, when, whether it ended, and what names it."""
-        for name in ("conn_id", "lport", "rport", "laddr", "raddr", *OWNER):
-            if name in rows.columns:
-                values = rows[name]
-                nothing = np.zeros(1, values.dtype)[0]
-                mine = self.latest.get(name, np.zeros(0, values.dtype))
-                mine = self.latest[name] = grown(mine, len(self.places), nothing)
-                last = values[rows.lasts]
-                told = last != nothing
-                mine[rows.places[told]] = last[told]
-        opens = np.flatnonzero(_opens(rows) & is_new)
-        active = rows["state"][opens] == State.SYN_SENT
-        place = rows.of_row[opens]
-        self.side[place] = np.where(active, CLIENT, SERVER)
-        self.since[place] = rows.times[opens]
-        self.servers.update(rows["rport"][opens[active]].tolist())
-        self.servers.update(rows["lport"][opens[~active]].tolist())
-        closes = (rows["location"] == Location.STATE_CHANGE) & np.isin(rows["callvalue"], _CLOSES)
-        np.minimum.at(self.closing, rows.of_row[closes], rows.times[closes])
-        for found, state in ((self._fin_sent, State.FIN_WAIT1), (self._fin_came, State.CLOSE_WAIT)):
-            some = closes & (rows["callvalue"] == state)
-            np.minimum.at(found, rows.of_row[some], rows.times[some])
-        np.minimum.at(self.first_ns, rows.places, rows.times[rows.firsts])
-        np.maximum.at(self.last_ns, rows.places, rows.times[rows.lasts])
-        self.ended[rows.of_row[rows["location"] == Location.DESTROY]] = True
-
-    def _events(self, rows: Grouped, is_new: Array, is_read: Array) -> Events:
-        at = _positions(rows, is_new, self._at)
-        again = (rows["location"] == Location.RETRANSMIT) & is_new
-        at["again"] = _summed(again, rows, self._at["again"])
-        at |= _tops(rows, at, self._at)
-        # The first row of a piece is only looked at, as the last one.
-        last = np.where(is_read[rows.lasts], rows.lasts, rows.lasts - 1)
-        some = last >= rows.firsts
-        for name, values in self._at.items():
-            values[rows.places[some]] = at[name][last[some]]
-        found = Advances(rows, at, is_new, self._has_calls, self._at_entry).columns()
-        keep = np.flatnonzero(is_read & found.pop("moved"))
-        return Events({name: values[keep] for name, values in found.items()})
-
-    def closed_by_asker(self, place: Array) -> Array:
-        """When the end that asks closed, where that was the first to do so; else never [ns]."""
-        is_client = self.side[place] == CLIENT
-        ours, theirs = self._fin_sent[place], self._fin_came[place]
-        asker = np.where(is_client, ours, theirs)
-        never = np.iinfo(np.int64).max
-        return np.where(asker <= np.where(is_client, theirs, ours), asker, never)
-
-    def peers(self, place: Array) -> Array:
-        """Of these connections, conn_id of the other end; 0: it is not here."""
-        count, found = len(self.places), np.zeros(len(place), np.int64)
-        if count:
-            named = ("conn_id", "laddr", "lport", "raddr", "rport")
-            table = {name: self.latest[name][:count] for name in named}
-            times = {"start_ns": self.first_ns[:count], "end_ns": self.last_ns[:count]}
-            others, ids = Peers({**table, **times}), table["conn_id"]
-            for row, one in enumerate(ids[place].tolist()):
-                if (other := others.of(one)) is not None:
-                    found[row] = ids[other]
-        return found
-
-    def tell_sides(self, events: Events) -> None:
-        """Of connections that are older than the capture: by a port on which others were accepted,
-        else who speaks first is the client. events: of each place in time order."""
-        place = events["place"]
-        at = np.flatnonzero(self.side[place] == UNKNOWN)
-        mine, firsts = np.unique(place[at], return_index=True)
-        for row, one in zip(at[firsts].tolist(), mine.tolist(), strict=True):
-            local = int(self.latest["lport"][one]) in self.servers
-            remote = int(self.latest["rport"][one]) in self.servers
-            speaks = events["written"][row] > 0
-            is_client = remote if local != remote else speaks
-            self.side[one] = CLIENT if is_client else SERVER
-
-
-def _nothing() -> Events:
-    names = ("place", "time", "lost", "lost_before", "acked", "known", "unread", "again", "rtt",
-             "brings", "late_written")  # fmt: skip
-    more = [f"{what}{name}" for name in ("written", "arrived", "read", "sent")
-            for what in ("", "time_", "width_")]  # fmt: skip
-    return Events({name: np.zeros(0, np.int64) for name in (*names, *more)})
-
-
-def _opens(rows: Grouped | Snapshots) -> NDArray[np.bool_]:
-    """(n,) whether it is the change of the state that ends a handshake."""
-    found: NDArray[np.bool_] = (rows["location"] == Location.STATE_CHANGE) & (
-        rows["callvalue"] == State.ESTABLISHED
-    )
+def ends_of(block: Block) -> Table:
+    """Of each connection of a block: its names; seen: the place of its first record in the file;
+    side: of CLIENT and SERVER, as its handshake says; since: when that was over [ns], -1: it is
+    older than the capture; start_ns, end_ns: of its records; closing: when one side had closed
+    first [ns]; fin_sent, fin_came: when this end and the other one had."""
+    count = len(block.groups)
+    found = {"seen": block.at[block.groups], "start_ns": block.times_ns[block.groups],
+             "end_ns": block.times_ns[block.lasts]}  # fmt: skip
+    for name in ("conn_id", "lport", "rport", "laddr", "raddr", *OWNER):
+        if name in block.rows:
+            found[name] = block[name][block.lasts]
+    opens = np.flatnonzero(_opens(block))
+    place = block.of_row[opens]
+    found |= {"side": np.full(count, UNKNOWN, np.int8), "since": np.full(count, -1)}
+    active = block["state"][opens] == State.SYN_SENT
+    found["side"][place] = np.where(active, CLIENT, SERVER)
+    found["since"][place] = block.times_ns[opens]
+    changes = block["location"] == Location.STATE_CHANGE
+    by = {"fin_sent": (State.FIN_WAIT1,), "fin_came": (State.CLOSE_WAIT,), "closing": _CLOSES}
+    for name, states in by.items():
+        holds = changes & is_one_of(block["callvalue"], states)
+        found[name] = np.full(count, NEVER)
+        np.minimum.at(found[name], block.of_row[holds], block.times_ns[holds])
     return found
 
 
-def _is_wanted(piece: Snapshots) -> NDArray[np.bool_]:
-    """Snapshots of which the streams have numbers; of closed sockets, which may be read on, those
-    of calls and of the end."""
-    location = piece["location"]
+def events_of(block: Block, has_calls: bool, at_entry: bool) -> Events:
+    """The advances that a block of wanted() shows. has_calls: the capture has SEND_CALL and
+    RECEIVE_CALL; at_entry: as a call begins, not as it ends."""
+    at = _positions(block)
+    again = np.cumsum(block["location"] == Location.RETRANSMIT)
+    at |= {"again": again, **_tops(block, at)}
+    found = Advances(block, at, has_calls, at_entry).columns()
+    return Events(found).take(np.flatnonzero(found.pop("moved")))
+
+
+def wanted(block: Block) -> Block:
+    """The snapshots of which the streams have numbers; of closed sockets, which may be read on,
+    those of calls and of the end."""
+    location = block["location"]
     closed = (location == Location.RECEIVE_CALL) | (location == Location.DESTROY)
-    closed &= piece["state"] == State.CLOSE
-    found: NDArray[np.bool_] = np.isin(piece["state"], _DATA) | _opens(piece) | closed
-    return found
+    closed &= block["state"] == State.CLOSE
+    keep = is_one_of(block["state"], DATA) | _opens(block) | closed
+    return block if keep.all() else block.take(np.flatnonzero(keep))
 
 
-def _summed(steps: Array, rows: Grouped, before: Array) -> Array:
-    """Running sums of each connection, which go on from `before` (by place)."""
-    sums = np.cumsum(steps, dtype=np.int64)
-    base = before[rows.places] - sums[rows.firsts] + steps[rows.firsts]
-    return sums + rows.spread(base)
+def _opens(block: Block) -> Mask:
+    """(n,) whether it is the change of the state that ends a handshake."""
+    changes = block["location"] == Location.STATE_CHANGE
+    return np.asarray(changes & (block["callvalue"] == State.ESTABLISHED))
 
 
-def _highest(values: Array, rows: Grouped, before: Array) -> Array:
-    """Running maxima of each connection, which are not below `before` (by place)."""
-    values = np.clip(values, 0, MOST - 1)
-    values[rows.firsts] = np.maximum(values[rows.firsts], before[rows.places])
-    return running_maxima(values, rows.firsts)
+def running_maxima(values: Array, group: Array) -> Array:
+    """Of each group. values: (n,) below MOST; group: (n,) ascending from 0."""
+    ranks = group * MOST
+    return np.asarray(np.maximum.accumulate(values + ranks) - ranks)
 
 
-def _positions(rows: Grouped, is_new: Array, before: dict[str, Array]) -> dict[str, Array]:
+def _highest(values: Array, block: Block) -> Array:
+    """Running maxima of each connection, which are not below 0."""
+    return running_maxima(np.clip(values, 0, MOST - 1), block.of_row)
+
+
+def _positions(block: Block) -> Table:
     """How far each stream has come at each row, a FIN with it."""
-    una, arrived = rows["snd_una"], rows["rcv_nxt"]
+    una, arrived = block["snd_una"], block["rcv_nxt"]
     raw = {
-        "written": una + rows["snd_sb_cc"], "sent": rows["snd_max"], "acked": una,
-        "known": arrived, "read": arrived - rows["rcv_sb_cc"],
+        "written": una + block["snd_sb_cc"], "sent": block["snd_max"], "acked": una,
+        "known": arrived, "read": arrived - block["rcv_sb_cc"],
     }  # fmt: skip
-    firsts, begins = rows.firsts, is_new[rows.firsts]
-    closed, receives = rows["state"] == State.CLOSE, rows["location"] == Location.RECEIVE_CALL
-    bases = _bases(rows, firsts)
+    firsts = block.groups
+    closed, receives = block["state"] == State.CLOSE, block["location"] == Location.RECEIVE_CALL
+    bases = _bases(block)
     found = {}
     for name, numbers in raw.items():
         # A socket that is closed may have been disconnected, which takes new numbers.
-        known = ~closed | (receives & (name == "read"))
-        values = unwrap(numbers, firsts=firsts, known=known)
-        base = np.where(begins, bases[name], before[name][rows.places])
-        found[name] = values + rows.spread(base - values[firsts])
+        values = unwrap(numbers, firsts=firsts, known=~closed | (receives & (name == "read")))
+        found[name] = values + block.spread(bases[name] - values[firsts])
     return found
 
 
-def _bases(rows: Grouped, at: Array) -> dict[str, Array]:
+def _bases(block: Block) -> Table:
     """Where the streams are at the first row of a connection: TCP Fast Open has data already.
 
     What was written, or arrived, before the capture does not count.
     """
-    first = {name: rows[name][at] for name in (
+    at = block.groups
+    first = {name: block[name][at] for name in (
         "state", "location", "callvalue", "snd_una", "snd_max", "snd_sb_cc", "rcv_sb_cc",
         "seg_len")}  # fmt: skip
-    opens = _opens(rows)[at]
+    opens = _opens(block)[at]
     active = opens & (first["state"] == State.SYN_SENT)
     early = first["state"] == State.SYN_RECV
     of_syn = first["seg_len"].astype(np.int64)
@@ -333,38 +202,34 @@ def _bases(rows: Grouped, at: Array) -> dict[str, Array]:
             "read": known - unread}  # fmt: skip
 
 
-def _tops(rows: Grouped, at: dict[str, Array], before: dict[str, Array]) -> dict[str, Array]:
+def _tops(block: Block, at: Table) -> Table:
     """How far each stream had come at most, in bytes of data."""
-    state = rows["state"]
-    now = np.where(rows["location"] == Location.STATE_CHANGE, rows["callvalue"], 0)
-    wrote_fin = np.isin(state, _WROTE_FIN)
-    has_fin = np.isin(state, _READ_FIN) | np.isin(now, _READ_FIN)
+    state = block["state"]
+    now = np.where(block["location"] == Location.STATE_CHANGE, block["callvalue"], 0)
+    wrote_fin = is_one_of(state, WROTE_FIN)
+    has_fin = is_one_of(state, READ_FIN) | is_one_of(now, READ_FIN)
     # A call may return while another CPU takes the FIN in: then its row still has the state before.
-    same = after(rows["rcv_nxt"], rows) == rows["rcv_nxt"]
-    received = rows["location"] == Location.RECEIVE_CALL
-    has_fin |= received & np.isin(after(now, rows), _TAKES_FIN) & same
-    fin = _highest(has_fin.astype(np.int64), rows, before["fin"])
+    same = block.after(block["rcv_nxt"]) == block["rcv_nxt"]
+    received = block["location"] == Location.RECEIVE_CALL
+    has_fin |= received & is_one_of(block.after(now), _TAKES_FIN) & same
+    fin = _highest(has_fin.astype(np.int64), block)
     has_fin = fin > 0
     known = at["known"] - fin
-    found = {"fin": fin, "top_known": _highest(known, rows, before["top_known"])}
-    ahead = ahead_of(rows["seg_seq"], rows["rcv_nxt"])
-    sent_out = rows["callvalue"].astype(np.int64) >> SENT_BIT
-    end = ahead + rows["seg_len"].astype(np.int64)
-    where = after(rows["location"], rows)
+    found = {"fin": fin, "top_known": _highest(known, block)}
+    ahead = ahead_of(block["seg_seq"], block["rcv_nxt"])
+    sent_out = block["callvalue"].astype(np.int64) >> SENT_BIT
+    end = ahead + block["seg_len"].astype(np.int64)
+    where = block.after(block["location"])
     # A DROPPED can also be of another segment: of one that was sent, or that waited here.
-    own = (after(rows["seg_seq"], rows) == rows["seg_seq"]) & (after(sent_out, rows) == 0)
+    own = (block.after(block["seg_seq"]) == block["seg_seq"]) & (block.after(sent_out) == 0)
     dropped = (where == Location.RCVQ_FULL) | ((where == Location.DROPPED) & own)
-    brings = _is_segment(rows) & (ahead <= 0) & (end > 0) & ~has_fin & ~dropped
+    brings = is_one_of(block["location"], ARRIVED) & (ahead <= 0) & (end > 0) & ~has_fin & ~dropped
     at["brings"] = brings
     arrived = np.where(brings, at["known"] + end, known)
-    found["top_arrived"] = _highest(arrived, rows, before["top_arrived"])
-    found["top_written"] = _highest(at["written"] - wrote_fin, rows, before["top_written"])
+    found["top_arrived"] = _highest(arrived, block)
+    found["top_written"] = _highest(at["written"] - wrote_fin, block)
     sent = np.minimum(at["sent"], found["top_written"])
-    found["top_sent"] = _highest(sent, rows, before["top_sent"])
+    found["top_sent"] = _highest(sent, block)
     read = np.minimum(at["read"], found["top_arrived"])
-    found["top_read"] = _highest(read, rows, before["top_read"])
+    found["top_read"] = _highest(read, block)
     return found
-
-
-def _is_segment(rows: Grouped) -> NDArray[np.bool_]:
-    return np.isin(rows["location"], ARRIVED)

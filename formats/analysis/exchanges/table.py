@@ -8,22 +8,27 @@ from typing import Any
 import numpy as np
 
 from tcpkmon.formats.analysis import why
-from tcpkmon.formats.analysis.arrays import Array, each_once
+from tcpkmon.formats.analysis.arrays import Array, each_once, join
 from tcpkmon.formats.analysis.exchanges.columns import EXCHANGES
-from tcpkmon.formats.analysis.exchanges.cutting import EXCHANGE, NULL, Exchanges, cut
+from tcpkmon.formats.analysis.exchanges.cutting import (
+    EXCHANGE,
+    NULL,
+    choose,
+    cut,
+    servers_of,
+)
 from tcpkmon.formats.analysis.exchanges.overlap import spread
-from tcpkmon.formats.analysis.exchanges.streams import NEEDED, OPTIONAL, Streams, calls_of
-from tcpkmon.formats.analysis.why import Source, Table
+from tcpkmon.formats.analysis.exchanges.streams import NEEDED, OPTIONAL, calls_of
+from tcpkmon.formats.analysis.why import Peers, Source, Table
 from tcpkmon.formats.analysis.why.assemble import address, times_of_day
 from tcpkmon.formats.analysis.why.tables import Capture, opened
 from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.limits import MOST_CONNECTIONS
 from tcpkmon.formats.base.text import text_of
 
 _TEXTS = {"laddr": address, "raddr": address, "comm": lambda data: text_of(data) or None}
 _WHOLE = {column.name for column in EXCHANGES if column.kind == "int"}
 _OF_ROWS = frozenset(EXCHANGE.names or ())
-_NONE = {"pid": 0, "netns": 0}
-"""The value of a snapshot that stands for null."""
 
 
 def exchanges(capture: Capture) -> Table:
@@ -33,66 +38,82 @@ def exchanges(capture: Capture) -> Table:
     else as why.Source.
     """
     with opened(capture) as source:
-        if (cutter := make_cutter(source)) is None:
+        if lacks := missing(source):
             raise UsageError(
-                f"{source.reader.path} lacks what tells requests: {', '.join(_missing(source))}",
+                f"{source.reader.path} lacks what tells requests: {', '.join(lacks)}",
                 "capture the schema tcp with --requests, or with --columns default",
             )
-        source.names = [*NEEDED, *(name for name in OPTIONAL if name in source.known)]
-        parts = [rows for rows in cut(source.read(), cutter) if len(rows)]
+        rows, ends = cut_all(source)
         ahead_ns = source.about().get("ahead_ns")
-    rows = np.concatenate(parts) if parts else np.zeros(0, EXCHANGE)
-    parts.clear()
-    rows = rows[np.argsort(rows["place"], kind="stable")]
-    table = _table(rows, cutter.streams, ahead_ns)
+    table = _table(rows, ends, ahead_ns)
     table["pipelined"] = spread(table)
     return table
 
 
-def make_cutter(source: Source) -> Exchanges | None:
-    """What cuts its snapshots; None where it lacks a column that this needs."""
-    return None if _missing(source) else Exchanges(*calls_of(source.locations()))
+def cut_all(
+    source: Source, ids: Array | None = None, servers: Array | None = None
+) -> tuple[Array, Table]:
+    """What cut() gives of all blocks of a source that lacks nothing, and choose() of that. ids:
+    only those connections; servers: more ports."""
+    source.names = [*NEEDED, *(name for name in OPTIONAL if name in source.known)]
+    how, count = calls_of(source.locations()), 0
+    found, tables = [np.zeros(0, EXCHANGE)], list[Table]()
+    for block in source.blocks(ids=ids):
+        rows, ends = cut(block, *how)
+        rows["place"] += count
+        count += len(ends["seen"])
+        found.append(rows)
+        tables.append(ends)
+    if count > MOST_CONNECTIONS:
+        raise UsageError(f"the capture has more than {MOST_CONNECTIONS} connections")
+    rows = np.concatenate(found)
+    if not len(rows):
+        return rows, {}
+    ends = join(tables)
+    ports = servers_of(ends)
+    return choose(rows, ends, ports if servers is None else np.union1d(ports, servers)), ends
 
 
-def _missing(source: Source) -> list[str]:
+def missing(source: Source) -> list[str]:
+    """The columns that it lacks for that."""
     return [name for name in NEEDED if name not in source.known]
 
 
-def _table(rows: Array, streams: Streams, ahead_ns: int | None) -> Table:
+def _table(rows: Array, ends: Table, ahead_ns: int | None) -> Table:
     place = rows["place"]
-    ends, of_row = np.unique(place, return_inverse=True)
-    peers = streams.peers(ends)[of_row].astype(np.float64)
     found: Table = {}
     for column in EXCHANGES:
         name = column.name
         if name in _TEXTS:
-            raw = streams.latest.get(name)
-            told = np.full(len(streams.places), None) if raw is None else (
-                each_once(raw[: len(streams.places)], _TEXTS[name]))  # fmt: skip
-            found[name] = told[place]
+            found[name] = (each_once(ends[name], _TEXTS[name])[place] if name in ends
+                           else np.full(len(rows), None))  # fmt: skip
         elif name == "start":
             found[name] = (np.full(len(rows), None) if ahead_ns is None
                            else times_of_day(rows["start_ns"] + np.int64(ahead_ns)))  # fmt: skip
         elif name == "side":
             found[name] = np.array(["server", "client"], object)[rows["is_client"].astype(int)]
-        elif name == "peer_conn_id":
-            found[name] = np.where(peers > 0, peers, np.nan)
-        elif name not in _OF_ROWS:
-            values = streams.latest.get(name)
-            whole = np.zeros(len(rows)) if values is None else values[place]
-            if column.null:
-                whole = whole.astype(np.float64)
-                whole[whole == _NONE[name]] = np.nan
-                found[name] = whole
-            else:
-                found[name] = whole.astype(np.int64)
-        elif column.null:
-            values = rows[name].astype(np.float64)
-            values[rows[name] == NULL] = np.nan
-            found[name] = values
         else:
-            found[name] = np.ascontiguousarray(rows[name])
+            null: int | None = NULL if name in _OF_ROWS else 0
+            if name == "peer_conn_id":
+                values = _peers(ends, place)
+            elif name in _OF_ROWS:
+                values = rows[name]
+            else:
+                values = ends[name][place] if name in ends else np.zeros(len(rows), np.int64)
+            if column.null:
+                void, values = values == null, values.astype(np.float64)
+                values[void] = np.nan
+            found[name] = np.ascontiguousarray(values)
     return found
+
+
+def _peers(ends: Table, place: Array) -> Array:
+    """The conn_id of each one's other end; 0: it is not here."""
+    if not len(place):
+        return place
+    of, mine, at = Peers(ends).of, *np.unique(place, return_inverse=True)
+    others = [of(conn_id) for conn_id in ends["conn_id"][mine].tolist()]
+    return np.array([0 if one is None else ends["conn_id"][one] for one in others])[at]
 
 
 def as_arrow(table: Table, _: str = "") -> Any:

@@ -10,10 +10,8 @@ import numpy as np
 
 from tcpkmon.formats.analysis.arrays import Array, runs, shifted
 from tcpkmon.formats.analysis.exchanges.cutting import NULL, UNSURE
-from tcpkmon.formats.analysis.exchanges.streams import CLIENT, NEEDED, OPTIONAL, Streams
-from tcpkmon.formats.analysis.exchanges.table import make_cutter
-from tcpkmon.formats.analysis.why import Connection, Snapshots, Source, Table
-from tcpkmon.formats.analysis.why.grouping import Kept
+from tcpkmon.formats.analysis.exchanges.table import cut_all, missing
+from tcpkmon.formats.analysis.why import Connection, Source, Table
 from tcpkmon.formats.analysis.why.peers import is_local
 from tcpkmon.formats.analysis.why.words import human_time
 
@@ -142,63 +140,24 @@ def _time(ns: int) -> str:
 
 
 class Asked:
-    """Adds up exchanges by the places of their connections, and tells of each one."""
+    """Tells of connections that asked or answered. sums: their rows of _sums(), by conn_id."""
 
-    def __init__(self, streams: Streams) -> None:
-        self._streams, self._kept = streams, Kept(streams.places)
-
-    def add(self, rows: Array) -> None:
-        """The next exchanges."""
-        rows = rows[np.argsort(rows["place"], kind="stable")]
-        of, place = self._kept.of, rows["place"]
-        answered = rows["response_bytes"] > 0
-        end = rows["start_ns"] + np.where(answered, rows["total_ns"], rows["request_ns"])
-        before = self._ends_before(place, end)
-        shared = np.clip(before - rows["start_ns"], 0, end - rows["start_ns"])
-        known = {name: np.where(rows[name] == NULL, 0, rows[name]) for name in (*_PARTS, *_SUMS)}
-        # When an answer was read is no bound of the thinking, nor when the one before it was.
-        for name in ("read", "wait"):
-            known["uncertain_ns"] = known["uncertain_ns"] - rows[f"{name}_uncertain_ns"]
-        for name in _PARTS:  # what is of an exchange before it too is counted there
-            cut = np.minimum(shared, known[name])
-            known[name], shared = known[name] - cut, shared - cut
-        for name in _SUMS:
-            np.add.at(of(name), place, known[name])
-        np.add.at(of("count"), place, answered & (rows["request_bytes"] > 0))
-        of("end_ns")[place] = end  # of several the last one stays
-        of("asked_ns")[place] = np.where(answered, 0, end)
-        of("goodbye")[place] = rows["goodbye"]
-
-    def _ends_before(self, place: Array, end: Array) -> Array:
-        """Until when the exchanges before each one took, of all of its connection. Sorted by
-        place."""
-        firsts, _ = runs(place)
-        group = np.zeros(len(place), np.int64)
-        group[firsts[1:]] = 1
-        rank = np.empty_like(group)
-        rank[np.argsort(end, kind="stable")] = np.arange(len(end))
-        latest = np.maximum.accumulate(np.cumsum(group) * len(end) + rank) % max(len(end), 1)
-        until = self._kept.of("until_ns")
-        before = np.maximum(shifted(np.sort(end)[latest], firsts, 0), until[place])
-        np.maximum.at(until, place, end)
-        return before
+    def __init__(self, sums: Table) -> None:
+        self._sums = sums
 
     def of(self, one: Connection) -> Waited | None:
         """None for one that neither asked nor answered: what only one side sends is no request."""
-        place = self._streams.places.find(one.conn_id)
-        if place is None or not self._kept.of("count")[place]:
+        at = int(np.searchsorted(self._sums["conn_id"], np.uint64(one.conn_id % (1 << 64))))
+        if at == len(self._sums["conn_id"]) or self._sums["conn_id"][at] != one.conn_id:
             return None
-        self._kept.grow()
-        found = {name: int(values[place]) for name, values in self._kept.values.items()}
+        found = {name: int(values[at]) for name, values in self._sums.items()}
         until = one.end_ns
         if not found["asked_ns"]:  # who closes asks no more
-            until = min(until, int(self._streams.closing[place]))
-        rest = max(until - found["end_ns"], 0)
-        is_client = bool(self._streams.side[place] == CLIENT)
+            until = min(until, found["closing"])
         name = "after" if not found["asked_ns"] else (
             "farewell" if found["goodbye"] else "unanswered")  # fmt: skip
-        rests = {"unanswered_ns": 0, f"{name}_ns": rest}
-        return Waited(is_client, found, found["wait_ns"], **rests)
+        rests = {"unanswered_ns": 0, f"{name}_ns": max(until - found["end_ns"], 0)}
+        return Waited(bool(found["is_client"]), found, found["wait_ns"], **rests)
 
 
 def waited(source: Source, whole: Table, conn_ids: Array) -> Asked:
@@ -209,18 +168,47 @@ def waited(source: Source, whole: Table, conn_ids: Array) -> Asked:
     """
     both = (whole["bytes_sent"] > 0) & (whole["bytes_received"] > 0)
     wanted = whole["conn_id"][both & np.isin(whole["conn_id"], conn_ids)].astype(np.uint64)
-    cutter = make_cutter(source) if len(wanted) else None
-    if cutter is None:
-        return Asked(Streams(False))
-    found = Asked(cutter.streams)
-    for role, column in (("active", "rport"), ("passive", "lport")):
-        cutter.streams.servers.update(whole[column][whole["role"] == role].tolist())
-    source.names = [name for name in (*NEEDED, *OPTIONAL) if name in source.known]
-    for piece in source.read():
-        found.add(cutter.add(piece if len(wanted) == len(both) else _only(piece, wanted)))
-    found.add(cutter.finish())
-    return found
+    if not len(wanted) or missing(source):
+        return Asked({"conn_id": wanted[:0]})
+    servers = np.concatenate([whole[column][whole["role"] == role] for role, column in (
+        ("active", "rport"), ("passive", "lport"))])  # fmt: skip
+    rows, ends = cut_all(source, wanted if len(wanted) < len(both) else None, servers)
+    found = _sums(rows, ends) if len(rows) else {"conn_id": wanted[:0]}
+    order = np.argsort(found["conn_id"])
+    return Asked({name: values[order] for name, values in found.items()})
 
 
-def _only(piece: Snapshots, conn_ids: Array) -> Snapshots:
-    return piece.take(np.flatnonzero(np.isin(piece["conn_id"], conn_ids)))
+def _sums(rows: Array, ends: Table) -> Table:
+    """Of the connections whose exchanges these are, and that asked or answered: sums, when the last
+    exchange was over, and when its request was if nothing answered it."""
+    place = rows["place"]
+    firsts, lasts = runs(place)
+    answered = rows["response_bytes"] > 0
+    end = rows["start_ns"] + np.where(answered, rows["total_ns"], rows["request_ns"])
+    shared = np.clip(_ends_before(firsts, lasts, end) - rows["start_ns"], 0,
+                     end - rows["start_ns"])  # fmt: skip
+    known = {name: np.where(rows[name] == NULL, 0, rows[name]) for name in (*_PARTS, *_SUMS)}
+    # When an answer was read is no bound of the thinking, nor when the one before it was.
+    for name in ("read", "wait"):
+        known["uncertain_ns"] = known["uncertain_ns"] - rows[f"{name}_uncertain_ns"]
+    for name in _PARTS:  # what is of an exchange before it too is counted there
+        cut = np.minimum(shared, known[name])
+        known[name], shared = known[name] - cut, shared - cut
+    known["count"] = answered & (rows["request_bytes"] > 0)
+    found = {name: np.add.reduceat(known[name].astype(np.int64), firsts)
+             for name in (*_SUMS, "count")}  # fmt: skip
+    found |= {
+        "end_ns": end[lasts], "asked_ns": np.where(answered, 0, end)[lasts],
+        "goodbye": rows["goodbye"][lasts], "is_client": rows["is_client"][lasts],
+        "conn_id": ends["conn_id"][place[lasts]], "closing": ends["closing"][place[lasts]],
+    }  # fmt: skip
+    return {name: values[found["count"] > 0] for name, values in found.items()}
+
+
+def _ends_before(firsts: Array, lasts: Array, end: Array) -> Array:
+    """Until when the exchanges before each one took, of all of its connection."""
+    rank = np.empty_like(end)
+    rank[np.argsort(end, kind="stable")] = np.arange(len(end))
+    group = np.repeat(np.arange(len(firsts)), lasts - firsts + 1) * len(end)
+    latest = np.maximum.accumulate(group + rank) - group
+    return shifted(np.sort(end)[latest], firsts, 0)

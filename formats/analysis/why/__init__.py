@@ -11,7 +11,6 @@ from tcpkmon.formats.analysis.why.connections import (
     tally,
 )
 from tcpkmon.formats.analysis.why.folding import fold
-from tcpkmon.formats.analysis.why.grouping import Grouped, Places
 from tcpkmon.formats.analysis.why.intervals import cut
 from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS, classify, in_flight
 from tcpkmon.formats.analysis.why.owners import by_owner
@@ -54,11 +53,9 @@ __all__ = [
     "Block",
     "Column",
     "Connection",
-    "Grouped",
     "HostSettings",
     "Losses",
     "Peers",
-    "Places",
     "Snapshots",
     "Source",
     "Table",
