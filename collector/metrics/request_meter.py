@@ -24,11 +24,12 @@ from tcpkmon.formats.analysis.exchanges.streams import (
     DATA,
     READ_FIN,
     SERVER,
+    TAKES_FIN,
     UNKNOWN,
     WROTE_FIN,
     running_maxima,
 )
-from tcpkmon.formats.base.sequence import unwrap
+from tcpkmon.formats.base.sequence import state_after, unwrap
 from tcpkmon.formats.base.tcp import Location, State
 
 _SIDES = {"client": CLIENT, "server": SERVER}
@@ -115,13 +116,16 @@ class RequestMeter:
         self._servers.update(np.where(active, new["rport"], new["lport"])[opens].tolist())
         local, remote = (np.isin(new[name], [*self._servers]) for name in ("lport", "rport"))
         guess = np.where(local == remote, UNKNOWN, np.where(local, SERVER, CLIENT))
-        wrote_fin, read_fin = np.isin(new["state"], WROTE_FIN), np.isin(new["state"], READ_FIN)
+        becomes = state_after(new)
+        wrote_fin = np.isin(new["state"], WROTE_FIN)
+        read_fin = np.isin(new["state"], READ_FIN) | np.isin(becomes, READ_FIN)
         return {
             **{name: new[name] for name in ("conn_id", "location", "time", "lost")},
             "written": new["snd_una"] + new["snd_sb_cc"] - wrote_fin, "sent": new["snd_max"],
             "arrived": new["rcv_nxt"] - read_fin,
             "read": new["rcv_nxt"] - new["rcv_sb_cc"] - (read_fin & none_left),
             "closed": new["state"] == State.CLOSE, "sure": opens.astype(np.int64),
+            "takes_fin": np.isin(becomes, TAKES_FIN),
             "trip": 1000 * np.where(new["min_rtt_us"] < _NO_RTT, new["min_rtt_us"], new["srtt_us"]),
             "side": np.where(opens, np.where(active, CLIENT, SERVER), guess),
         }  # fmt: skip
@@ -131,6 +135,9 @@ class RequestMeter:
         which end asks, and how far the streams came at most."""
         before, came_from = (shifted(rows[name], firsts, rows[name][firsts])
                              for name in ("time", "location"))  # fmt: skip
+        # A call may return while another CPU takes the FIN in, and before the state has it.
+        fin = (rows["location"] == Location.RECEIVE_CALL) & np.append(rows["takes_fin"][1:], False)
+        rows["arrived"] = rows["arrived"] - (fin & ~rows["takes_fin"])
         moved = []
         for name in _STREAMS:
             reads = (rows["location"] == Location.RECEIVE_CALL) & (name == "read")

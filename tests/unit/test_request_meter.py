@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tcpkmon.collector.metrics.watching import Watching
 from tcpkmon.collector.plan.columns import load_schema, locations_of
@@ -81,3 +82,18 @@ def test_a_log_tells_what_is_missing_before_each_record() -> None:
     rows, lost = tcp_in_order([LogBatch(*copy) for copy in queues.copies(FOREVER_NS, Pool())])
     assert rows is not None and len(rows) == 2
     assert lost.tolist() == [2, 1 + 3, 2 + 1], "of all events, and what is behind"
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_fin_answers_nothing(call: int) -> None:
+    """A call that returns while it is taken in has its number, not yet the state."""
+    one = Socket().open(1, active=True)
+    one.send(5, 10)
+    one.put(6, 1, seg_seq=one.arrived, seg_len=0)
+    one.arrived += 1
+    for location, values in [(10, {"rcv_sb_cc": 1}), (4, {"callvalue": 8})][2 - call :]:
+        one.put(6.001, location, **values)
+    one.state = 8
+    one.send(7, 10)
+    one.put(8, 11, state=7)
+    assert sum(counted(entries_of(one)[0])["think"]["client"]["counts"]) == 0

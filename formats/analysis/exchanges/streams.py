@@ -47,7 +47,7 @@ READ_FIN = (
     State.TIME_WAIT, State.CLOSE, State.CLOSE_WAIT, State.LAST_ACK, State.CLOSING,
 )  # fmt: skip
 """States in which the streams have a FIN at their end; CLOSE may have none, and has no data."""
-_TAKES_FIN = (State.TIME_WAIT, State.CLOSE_WAIT, State.CLOSING)
+TAKES_FIN = (State.TIME_WAIT, State.CLOSE_WAIT, State.CLOSING)
 """States that a socket comes to by a FIN of the peer."""
 _CLOSES = (State.FIN_WAIT1, State.CLOSE, State.CLOSE_WAIT)
 """The first states after one side closed."""
@@ -211,7 +211,7 @@ def _tops(block: Block, at: Table) -> Table:
     # A call may return while another CPU takes the FIN in: then its row still has the state before.
     same = block.after(block["rcv_nxt"]) == block["rcv_nxt"]
     received = block["location"] == Location.RECEIVE_CALL
-    has_fin |= received & is_one_of(block.after(now), _TAKES_FIN) & same
+    has_fin |= received & is_one_of(block.after(now), TAKES_FIN) & same
     fin = _highest(has_fin.astype(np.int64), block)
     has_fin = fin > 0
     known = at["known"] - fin
