@@ -34,6 +34,7 @@ __all__ = [
     "Sleeping",
     "Stall",
     "Statistics",
+    "arrays",
     "beside",
     "causes",
     "check",
