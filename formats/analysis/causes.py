@@ -42,7 +42,7 @@ evidence | text | what shows it, and what to look at
 """)
 _COLUMNS = ("conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state",
             "snd_una", "snd_max", "snd_sb_cc", "rcv_sb_cc", "srtt_us", "rcv_nxt")  # fmt: skip
-_OPTIONAL = ("netns", "seg_flags", "sk_rmem_bytes")
+_OPTIONAL = ("netns", "seg_flags", "sk_rmem_bytes", "dsack_dups", "total_retrans")
 _ENDS = ("laddr", "lport", "raddr", "rport")
 _Ends = tuple[int, bytes, int, bytes, int]
 _Key = tuple[str, int, bool, bool, Any]
@@ -57,7 +57,7 @@ _FEWER = 12
 """Retransmissions of who gives up sooner than tcp_retries2 makes it, of which the default is 15."""
 _OVERHEAD = 4
 """By how much the memory of unread bytes is larger, at least, where packets are small."""
-_COLLAPSES = 3
+_COLLAPSES = _NEEDLESS = 3
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH)
 _SYN, _RST, _ECN = 2, 4, 64 | 128
 """Of seg_flags; _ECN: ECE and CWR."""
@@ -457,6 +457,24 @@ def small_packets(block: Block, scope: Scope) -> Iterator[Cause]:
         )  # fmt: skip
 
 
+def needless(block: Block, scope: Scope) -> Iterator[Cause]:
+    """All that was sent again had arrived already."""
+    if not block.rows.keys() >= {"dsack_dups", "total_retrans"}:
+        return
+    known = np.zeros(len(block), np.bool_)
+    known[block.lasts] = True
+    again, twice = (block[name].astype(np.int64) for name in ("total_retrans", "dsack_dups"))
+    for one, at in _with(block, known & (again >= _NEEDLESS) & (twice >= again)):
+        count = int(again[one.low + at[0]])
+        sent = np.flatnonzero(one["location"] == Location.RETRANSMIT)
+        yield one.make(
+            "needless", int(sent[0]) if len(sent) else 0, int(at[0]), True,
+            f"all {count:,} segments that were sent again had arrived already, as the peer's "
+            "D-SACKs say: they, or their ACKs, came late or out of order. That is no loss, and no "
+            "policer",
+        )  # fmt: skip
+
+
 def _resets(block: Block, reason: int) -> NDArray[np.bool_]:
     """(n,) where this host sent a reset of this reason."""
     is_reset = block["location"] == Location.RESET_SENT
@@ -466,7 +484,7 @@ def _resets(block: Block, reason: int) -> NDArray[np.bool_]:
 Rule = Callable[[Block, Scope], Iterator[Cause]]
 RULES: tuple[Rule, ...] = (
     self_connect, no_port, orphans, time_wait, ecn_syn, close_wait, keepalive, user_timeout,
-    silence, small_packets,
+    silence, small_packets, needless,
 )  # fmt: skip
 """The strongest first."""
 OF_DROPS = {
@@ -493,6 +511,7 @@ EXCUSES = {
     "netfilter": frozenset({"named", "nagle", "pacing", "recovery", "unknown"}),
     "receive_memory": frozenset({"named", "recovery", "rto_wait"}),
     "self_connect": frozenset({"*"}), "silence": frozenset({"named"}),
+    "needless": frozenset({"named", "recovery"}),
     "close_wait": frozenset({"app"}), "orphans": frozenset({"ended"}),
     "time_wait": frozenset({"opening"}), "ecn_syn": frozenset({"opening"}),
 }  # fmt: skip

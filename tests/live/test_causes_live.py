@@ -14,7 +14,16 @@ import pytest
 
 from tcpkmon.collector.lab.counters import counters, losing
 from tcpkmon.collector.lab.lab import DEVICE, Lab
-from tcpkmon.collector.lab.pair import Pair, drain, join, listening, make_socket, receive
+from tcpkmon.collector.lab.link import Link, Way
+from tcpkmon.collector.lab.pair import (
+    Pair,
+    connected,
+    drain,
+    join,
+    listening,
+    make_socket,
+    receive,
+)
 from tcpkmon.formats.analysis.causes import NAMES, causes
 from tcpkmon.formats.analysis.check import Capture, check
 from tcpkmon.formats.analysis.explaining import explain
@@ -302,3 +311,29 @@ def test_why_says_the_cause_first_and_blames_nothing_against_it(made: Path) -> N
 def test_check_counts_causes(made: Path) -> None:
     texts = [f'cause("{name}") == 0' for name in ("silence", "no_port", "keepalive")]
     assert [one.failed for one in check(Capture(made), texts)] == [1, 10, 1]
+
+
+@pytest.mark.parametrize(("name", "path"), [
+    ("needless", {"reorder_percent": 2.0, "reorder_ms": 15.0}), ("losses", {"loss_percent": 1.0}),
+])  # fmt: skip
+def test_what_is_sent_again_without_need(tmp_path: Path, name: str, path: dict[str, float]) -> None:
+    way = Way(rate_mbit=20, delay_ms=10, queue_bytes=400_000, **path)  # type: ignore[arg-type]
+    with (
+        Lab(link=Link(way, Way(delay_ms=10), 7)) as lab,
+        capturing(tmp_path / "a.pm", *within(lab), "--columns", "full"),
+        connected(lab) as pair,
+    ):
+        reading = drain(pair.server)
+        pair.client.sendall(bytes(4_000_000))
+        pair.client.shutdown(socket.SHUT_WR)
+        reading.join()
+        pair.server.close()
+        assert pair.client.recv(1) == b""
+        told = counters(lab.a)
+    assert told["RetransSegs"] > 3
+    is_needless = told["TCPDSACKRecvSegs"] >= told["RetransSegs"]
+    assert is_needless == (name == "needless")
+    assert causes(tmp_path / "a.pm")["cause"].tolist() == ["needless"] * is_needless
+    said = " ".join(next(explain([tmp_path / "a.pm"])).sentences)
+    assert "policer" not in said.replace("no policer", "")
+    assert ("D-SACK" in said) == is_needless
