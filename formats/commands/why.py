@@ -119,7 +119,7 @@ def command(
             (plain,) = rows_of({name: np.array([one]) for name, one in whole_row.items()})
             above.append(plain | {"verdict": texts})
             if not as_json:
-                click.echo(for_terminal("\n    ".join(texts)))
+                click.echo("\n    ".join(map(for_terminal, texts)))
         if not (as_json or ports or where):
             for cause in causes:
                 if cause.conn_id is None:

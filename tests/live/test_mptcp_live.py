@@ -111,6 +111,9 @@ def test_the_whole_above_its_subflows(tmp_path: Path, lab: Lab) -> None:
     text = "\n".join(first["verdict"])
     assert "2 subflows" in text and "went on a second subflow too" in text, text
     assert "% went by 10.78.0.1:" in text and "never acknowledged there" in text, text
+    said = subprocess.run([ROOT / ".venv/bin/tcpkmon", "why", str(path)],
+                          capture_output=True, text=True, check=True).stdout  # fmt: skip
+    assert "\n    " in said and "\\n" not in said
 
 
 def signed(peer: str) -> Make:

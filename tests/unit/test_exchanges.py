@@ -458,7 +458,7 @@ def test_a_condition_chooses_requests(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 ASKED = {"think_ns": 900 * MS, "network_ns": 100 * MS, "read_ns": 0, "uncertain_ns": 3000 * MS,
-         "pipelined": 0, "count": 10}  # fmt: skip
+         "wait_uncertain_ns": 0, "pipelined": 0, "count": 10}  # fmt: skip
 
 
 def told(limit_ns: dict[str, int], is_client: bool = True, pause_ms: int = 0,
@@ -598,6 +598,9 @@ def test_what_is_as_uncertain_as_it_is_long_is_not_known() -> None:
         sums = {**ASKED, "uncertain_ns": int(unsure * ASKED["think_ns"])}
         text = Waited(True, sums, 0, 0).told(one)[0][0][1]
         assert words in text and ("900 ms" in text) == (unsure < 0.9)
+    sums = {**ASKED, "think_ns": 0, "wait_uncertain_ns": 800 * MS}
+    text = Waited(True, sums, 900 * MS, 0).told(one)[0][0][1]
+    assert text.startswith("its own program paused before the next request or read the")
 
 
 def test_who_closed_waits_for_no_request_and_makes_none(tmp_path: Path) -> None:

@@ -352,6 +352,10 @@ def test_who_closes_before_an_answer_gave_up() -> None:
     assert "given up by this host after 2 s: its program closed it before" in text
     unknown, _ = told_of([0, 1, 2, 3, 4], lambda name: name != "SOCKET_ERROR", **rows)
     assert unknown.end_reason == "open"  # an error may have ended it
+    # An ICMP message came while the program was in connect(): only SO_ERROR has its errno.
+    rows = {"location": [4, 13, 4, 11], "state": [7, 2, 2, 7], "callvalue": [2, 0, 7, 0]}
+    one, text = told_of([0, 1, 2, 3], **rows)
+    assert one.end_reason == "error" and "ended by an ICMP message that" in text
 
 
 CLOSES = {"location": [1, 1, 4], "state": [1, 1, 1], "callvalue": [0, 0, 4],
@@ -384,6 +388,17 @@ def test_a_window_that_fell_tells_no_upper_bound() -> None:
     text = verdict(receiver(bytes_received=0, limit_ns={"rwnd": MS}, snd_wnd_max=105_000,
                             snd_wnd_fall=105_000, snd_wnd_low_us=1e6))[0]  # fmt: skip
     assert "reads too slowly, its window fell by 105 kB" in text and "up to" not in text
+
+
+def test_a_buffer_of_few_segments_is_no_slow_reader() -> None:
+    """SO_RCVBUF 4096, and a program that reads without a pause; or one that keeps it shut."""
+    behind = receiver(receiving_ns={"rx_app": MS}, limit_ns={"idle": MS}, reader_behind_max=4300,
+                      rcvbuf=8192, sysctl={"net.ipv4.tcp_rmem": "4096 131072 6291456"})  # fmt: skip
+    assert "the buffer holds few segments (leave SO_RCVBUF" in verdict(behind)[0]
+    for shut, words in ((7, "this buffer has 8.2 kB, so"), (70, "reads too slowly, it was up to")):
+        limits = {"rwnd": (100 - shut) * MS, "zero_window": shut * MS}
+        sender = receiver(bytes_received=0, limit_ns=limits, snd_wnd_max=2900, mss=1448)
+        assert words in verdict(sender, behind)[0]
 
 
 def test_a_socket_that_bbr_paced_stays_paced() -> None:

@@ -15,7 +15,8 @@ from tcpkmon.formats.analysis.why import Connection, Source, Table
 from tcpkmon.formats.analysis.why.peers import is_local
 from tcpkmon.formats.analysis.why.words import human_time
 
-_SUMS = ("wait_ns", "think_ns", "network_ns", "read_ns", "uncertain_ns", "pipelined")
+_SUMS = ("wait_ns", "think_ns", "network_ns", "read_ns", "uncertain_ns", "wait_uncertain_ns",
+         "pipelined")  # fmt: skip
 _PARTS = ("request_ns", "network_ns", "think_ns", "response_ns", "read_ns")
 """Those of an exchange, in their order."""
 _LEAST = 0.05
@@ -81,10 +82,14 @@ class Waited:
         whose = "" if 2 * sure >= think or is_local(one) else (
             ": its program, or the path, which may take longer than its shortest round trip"
         )  # fmt: skip
+        # Without the calls nobody knows when it read an answer: it may have done so all the time.
+        paused = f"paused {_time(pause)} before the next request"
+        if 2 * self.sums["wait_uncertain_ns"] > pause:
+            paused = f"paused before the next request or read the answers late, {_time(pause)}"
         return [
             (think, f"waited{self._long(think)} for the server's answer{many}",
              self._unsure(think, one) + whose),
-            (pause, f"its own program paused {_time(pause)} before the next request", ""),
+            (pause, f"its own program {paused}", ""),
             (after, f"its own program asked for nothing more, {_time(after)} at the end", ""),
             (read, f"its own program read the answers {_time(read)} late, together", ""),
             (network, f"waited {_time(network)} for the path's round trips", ""),

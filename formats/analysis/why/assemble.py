@@ -238,6 +238,7 @@ def _reasons(get: Callable[..., Array], errors: bool) -> Array:
         (get("rst_received", np.bool_), "rst_received"), (errno == _ETIMEDOUT, "timeout"),
         (get("rst_sent", np.bool_), "rst_sent"), (errno != 0, "error"),
         (closed == FIN_LOCAL, "fin_local"), (closed == FIN_REMOTE, "fin_remote"),
+        ((closed == GIVEN_UP) & get("denied", np.bool_), "error"),
         ((closed == GIVEN_UP) & errors, "given_up"),
     )  # fmt: skip
     names = np.array([*(name for _, name in rules), "open"], object)

@@ -51,6 +51,11 @@ def ending(one: Connection) -> str:
             f"{kind} after {human_time(1e6 * one.duration_s)}: its program closed it before {peer} "
             f"answered{tries}. Look whether a host is there, and a firewall lets it through"
         )
+    if not one.established and not one.errno and one.end_reason == "error":
+        return (
+            f"ended by an ICMP message that {peer} cannot be reached, which answered the "
+            f"SYN{tries}: look at the route, or a firewall rejects it"
+        )
     if not one.established:
         return f"{kind}{told}: the connection to {peer} was never established{tries}"
     passed = (

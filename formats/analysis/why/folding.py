@@ -200,7 +200,12 @@ def _add_events(values: Values, block: Block) -> None:
     values["recoveries"] = np.bincount(place[recovers], minlength=count)
     for name, number in _SEEN.items():
         values[name] = np.bincount(place[location == number], minlength=count) > 0
-    failed = (location == Location.SOCKET_ERROR) & (callvalue != 0)
+    failed = location == Location.SOCKET_ERROR
+    # The kernel reports what an ICMP message said while the program was in connect() without a
+    # number: only a request for SO_ERROR gets that.
+    denied = failed & (callvalue == 0) & (state == State.SYN_SENT)
+    values["denied"] = np.bincount(place[denied], minlength=count) > 0
+    failed &= callvalue != 0
     values["errno"] = np.zeros(count, np.int64)
     values["errno"][place[failed]] = callvalue[failed]
     changes = np.flatnonzero(location == Location.STATE_CHANGE)

@@ -30,6 +30,8 @@ LEAST_SHARE = 0.05
 _MINOR = 0.2
 _SHORT_S = 1.0
 _MOST = 0.5
+_FEW = 1 << 14
+"""Bytes of a window that holds some segments at most."""
 _NEAR = 0.9
 _DOUBT = 0.005
 _SHOWN = 0.0005
@@ -181,13 +183,15 @@ def _rwnd(one: Connection, peer: Connection | None) -> str:
     zero = one.share("zero_window")
     shut = f", {100 * zero:.0f} % with a window of 0" if zero >= 0.01 else ""
     text = f"limited by the receiver's window (at most {window}{shut}{more}): "
+    limited_ns = _sum(one.limit_ns, "rwnd")
+    if _holds_few(one, peer) and 2 * one.limit_ns.get("zero_window", 0) < limited_ns:
+        return text + remedies.larger_window(one, peer)
     if peer is not None and _is_behind(peer):
         return text + (
             f"the program there reads too slowly, it was up to "
             f"{human_bytes(peer.reader_behind_max)} behind; a larger buffer only hides pauses"
         )
-    limited_us = _sum(one.limit_ns, "rwnd") / 1000
-    if reads_slowly(one, limited_us):
+    if reads_slowly(one, limited_ns / 1000):
         return text + (
             f"the program there reads too slowly, its window fell by "
             f"{human_bytes(one.snd_wnd_fall)}; a larger buffer only hides pauses"
@@ -199,6 +203,14 @@ def _rwnd(one: Connection, peer: Connection | None) -> str:
     if _is_capped(one.snd_wnd_max, one.snd_wscale):
         return text + remedies.scaling(one)
     return text + remedies.larger_window(one, peer)
+
+
+def _holds_few(one: Connection, peer: Connection | None) -> bool:
+    """Whether some segments fill the receiver's buffer: then that it is full tells nothing of its
+    reader."""
+    if peer is not None and peer.rcvbuf:
+        return peer.rcvbuf < 2 * _FEW
+    return one.snd_wnd_max < min(4 * one.mss, _FEW)
 
 
 def _is_behind(one: Connection) -> bool:
@@ -307,11 +319,16 @@ def _window(one: Connection) -> str:
     return text + remedies.larger_own_window(one)
 
 
+def _reader(one: Connection) -> str:
+    behind, buffer = human_bytes(one.reader_behind_max), human_bytes(one.rcvbuf)
+    why = "the reading program is slow"
+    if 0 < one.rcvbuf < 2 * _FEW:
+        why = f"the buffer holds few segments (leave SO_RCVBUF to the kernel), or {why}"
+    return f"its reader was behind, by up to {behind} (receive buffer {buffer}): {why}"
+
+
 _RECEIVING: dict[str, Callable[[Connection], str]] = {
-    "rx_app": lambda one: (
-        f"its reader was behind, by up to {human_bytes(one.reader_behind_max)} (receive buffer "
-        f"{human_bytes(one.rcvbuf)}): the reading program is slow"
-    ),
+    "rx_app": _reader,
     "rx_autotune": _window,
     "rx_reorder": lambda one: (
         "data waited behind a segment that was missing: the path drops or reorders packets"
