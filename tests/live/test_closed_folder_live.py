@@ -28,6 +28,7 @@ from tcpkmon.formats.base.errors import LossError, TcpkmonError
 from tcpkmon.formats.registry import format_of
 from tests.live.daemons import Daemon
 from tests.live.faults import (
+    FULL,
     GUEST,
     WAIT_S,
     Collector,
@@ -86,7 +87,14 @@ os.setuid = become
 whole = f"PROGRAM = {PROGRAM!r}; exec(PROGRAM)"
 isolated.command = lambda module, *words: [*isolated.PYTHON, "-c", whole, module, *words]
 if "selftest" in sys.argv:  # its captures' standard error is in files
+    from itertools import islice
+
     from tcpkmon.collector import capturing
+    from tcpkmon.collector.commands import selftest_captures
+
+    every = selftest_captures._captures
+    if not FULL:  # those of filters, a dozen, are left out
+        selftest_captures._captures = lambda *how: dict(islice(every(*how).items(), 4))
 
     ended = capturing.Capture._wait
 
@@ -110,7 +118,7 @@ class Home:
         self.tree.mkdir()
         os.chown(folder, NOBODY, NOBODY)
         folder.chmod(0o700)
-        text = f"ROOT = {str(self.tree)!r}{TRACED}"
+        text = f"ROOT, FULL = {str(self.tree)!r}, {FULL}{TRACED}"
         self._program = f"PROGRAM = {text!r}; exec(PROGRAM)"
 
     def words(self, module: str, *arguments: str) -> list[str]:
@@ -209,16 +217,16 @@ def ask_all(pid: int) -> dict[object, str]:
 KINDS = {
     "psc": ["-v", "--requests", "--metrics", "--reconcile", "--max-cpu", "90%", "--print",
             "--columns", "default,cgroup,pid,comm"],
-    "perf rings": ["--rings", "perf", "--columns", "all", "--locations", "all"],
-    "log": ["--format", "klogger", "--schema", "tcp", "--schema", "sched", "--schema", "user"],
-    "magnet": ["--schema", "magnet", "--data"],
-    "file of magnet": ["--schema", "magnet", "--format", "magnet"],
-    "host": [word for name in HOST_EVENTS for word in ("--schema", name)],
-    "when changed": ["--when-changed", "snd_cwnd"],
-    "too slow": ["--columns", "all", "--max-cpu", "1%", "--control-group", "daemon"],
-    "recorder": ["--record-last", "30s", "--after", "100ms", "--on", "rto"],
+    "perf rings, too slow": ["--rings", "perf", "--columns", "all", "--locations", "all",
+                             "--max-cpu", "1%", "--control-group", "daemon"],
+    "log": ["--format", "klogger", "--schema", "tcp",
+            *(word for name in HOST_EVENTS for word in ("--schema", name))],
+    "magnet": ["--schema", "magnet", "--data", "--format", "magnet"],
+    "recorder": ["--record-last", "30s", "--after", "100ms", "--on", "rto",
+                 "--when-changed", "snd_cwnd"],
     "recorder of logs": ["--record-last", "30s", "--format", "klogger", "--after", "100ms"],
-}
+}  # fmt: skip
+"""Several options each: every session imports what each of them needs."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -278,7 +286,7 @@ def test_segments_and_what_is_done_with_them(home: Home, tmp_path: Path, caller:
 
 def test_a_disk_that_fills(home: Home, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:
-        with home.collect("-o", str(disk / "run.pm"), "--columns", "all") as running:
+        with home.collect("-o", str(disk / "run.pm")) as running:
             running.ready()
             over_s = time.monotonic() + WAIT_S
             while "No space left" not in running.stderr and time.monotonic() < over_s:
@@ -288,7 +296,7 @@ def test_a_disk_that_fills(home: Home, tmp_path: Path) -> None:
         assert "No space left" in done.stderr
 
 
-@pytest.mark.parametrize("more", [[], ["--why"], ["--follow", "--format", "klogger"]])
+@pytest.mark.parametrize("more", [["--why"], ["--follow", "--format", "klogger"]])
 def test_a_command(home: Home, tmp_path: Path, more: list[str]) -> None:
     words = ["-o", str(tmp_path / "out"), *more, "--", "/usr/bin/python3", "-c", TALK]
     who = environment(SUDO_UID=str(NOBODY), SUDO_GID=str(NOBODY))
@@ -301,7 +309,7 @@ def test_selftest(home: Home) -> None:
     done = run(home.words("collector.commands.tcpkmon", "selftest", "--json"))
     check(done)
     found = Counter(one["result"] for one in json.loads(done.stdout)["findings"])
-    assert found["ok"] > 40 and not found["WRONG"]
+    assert found["ok"] > 25 and not found["WRONG"]
 
 
 def test_the_daemon_and_its_children(home: Home, tmp_path: Path) -> None:
