@@ -28,7 +28,7 @@ class PrivateFolder:
     """
 
     def __init__(
-        self, path: str, suffix: str, kept: int = 64, size_limit_bytes: int = 16 << 20
+        self, path: str, suffix: str, kept: int = 256, size_limit_bytes: int = 16 << 20
     ) -> None:
         self.path = path
         self.suffix = suffix

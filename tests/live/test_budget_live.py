@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import tcpkmon
 from tcpkmon.collector.control.choosing import choose
@@ -155,6 +156,7 @@ def check_samples(records: Records, levels: list[Change]) -> None:
                 assert abs(int(segs_in[-1]) - int(segs_in[0]) + 1 - len(segs_in)) <= 1, conn
 
 
+@pytest.mark.full
 def test_without_a_budget_the_programs_have_none(tmp_path: Path) -> None:
     """No map, no counter, and the same programs as of a text without the budget's lines."""
     wish = Request(Filters(), "-", schemata=("tcp",), existing=True)

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 import tcpkmon
+from tcpkmon.collector.commands.collect import command
+from tcpkmon.formats.base import cli
 from tests.live.faults import (
     COLLECT,
     WAIT_S,
@@ -87,11 +89,13 @@ def exchange(port: int = 0, count: int = 5) -> int:
     ],
 )
 def test_what_makes_no_sense(
-    arguments: list[str], code: int, word: str, folder: Path
+    arguments: list[str], code: int, word: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     at = arguments.index("--") if "--" in arguments else len(arguments)
     placed = [*arguments[:at], "-o", str(folder / "x.pm"), *arguments[at:]]
-    check_refused(run([COLLECT, *placed]), code, word)
+    done = cli.run(command, placed)
+    out, said = capsys.readouterr()
+    check_refused(Done(done, out.encode(), said), code, word)
     assert not os.listdir(folder)
 
 
@@ -105,9 +109,9 @@ def test_outputs_that_cannot_be(folder: Path, tmp_path: Path) -> None:
     os.mkfifo(folder / "fifo")
     before = sorted(os.listdir(folder))
     check_refused(run([COLLECT, "-o", str(kept)]), 1, "exists", "--force")
+    check_refused(run([COLLECT, "-o", str(folder / "link")]), 1, "link")
     for name in ("link", "dangling", "folder", "fifo"):
-        for force in ([], ["--force"]):
-            check_refused(run([COLLECT, *force, "-o", str(folder / name)]), 1, name)
+        check_refused(run([COLLECT, "--force", "-o", str(folder / name)]), 1, name)
     check_refused(run([COLLECT, "-o", str(folder / "no/where.pm")]), 1, "no such directory")
     check_refused(run([COLLECT, "-o", str(kept / "x.pm")]), 1, "not a directory")
     check_refused(run([COLLECT, "-o", f"{folder}/"]), 1, "not the name of a file")

@@ -78,6 +78,7 @@ def record(
                 transfer(lab, listener, size, algorithm)
 
 
+@pytest.mark.full
 def test_the_setting_comes_first(tmp_path: Path) -> None:
     """The same transfers with another default congestion control: told before all metrics."""
     with Lab() as lab:

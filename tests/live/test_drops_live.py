@@ -8,6 +8,7 @@ import struct
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tcpkmon.collector.lab.lab import DEVICE, Lab
 from tcpkmon.collector.lab.namespaces import Side
 from tcpkmon.collector.linux.btf import Btf, Kind
 from tests.live.capturing import (
+    Records,
     capturing,
     connected,
     family_of,
@@ -107,46 +109,71 @@ def test_normal_traffic_drops_nothing(tmp_path: Path, lab: Lab) -> None:
     assert len(outcome.records.at("DESTROY")) >= 20
 
 
-@pytest.mark.parametrize("hook", ["output", "input", "prerouting"])
-@pytest.mark.parametrize("address", ["10.77.0.2", "fd77::2"])
-def test_a_firewall(tmp_path: Path, lab: Lab, hook: str, address: str) -> None:
-    """As many as nft counts; before the device, or where they arrive; of whose connection."""
+HOOKS = {"output": "filter", "input": "filter", "prerouting": "raw"}
+"""Of nft, with the priority of a chain there."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Segments of a connection that a rule of `side` dropped: by its own count, after so many bytes
+    were acknowledged. ends: of the socket whose drops they are."""
+
+    hook: str
+    side: Side
+    ends: tuple[int, int]
+    client: int
+    before: int
+    counted: int
+
+
+def refuse(lab: Lab, hook: str, address: str) -> Refused:
     side = lab.a if hook == "output" else lab.b
-    priority = "raw" if hook == "prerouting" else "filter"
-    with capturing(tmp_path / "a.pm", *COLUMNS, *within(lab)) as run:
-        with connected(lab, address=address) as pair:
-            port, there = pair.client_port, pair.server_port
-            pair.exchange()
-            chain = f"add chain inet own one {{ type filter hook {hook} priority {priority}; }}"
-            rule = f"add rule inet own one tcp sport {port} meta length > 200 counter drop"
-            nft(side, f"add table inet own; {chain}; {rule}")
-            before = tcp_info(pair.client)["bytes_acked"]
-            pair.client.sendall(bytes(5000))
-            wait_until(lambda: dropped_by_nft(side) >= 3)
+    with connected(lab, address=address) as pair:
+        port, there = pair.client_port, pair.server_port
+        pair.exchange()
+        chain = f"add chain inet own one {{ type filter hook {hook} priority {HOOKS[hook]}; }}"
+        rule = f"add rule inet own one tcp sport {port} meta length > 200 counter drop"
+        nft(side, f"add table inet own; {chain}; {rule}")
+        before = tcp_info(pair.client)["bytes_acked"]
+        pair.client.sendall(bytes(5000))
+        wait_until(lambda: dropped_by_nft(side) >= 3)
+        if hook == "output":
             time.sleep(1.1)  # the function's name has come
-            counted = dropped_by_nft(side)
-            nft(side, "delete table inet own")
-            receive(pair.server, 5000)
+        counted = dropped_by_nft(side)
+        nft(side, "delete table inet own")
+        receive(pair.server, 5000)
+    ends = (port, there) if hook == "output" else (there, port)
+    return Refused(hook, side, ends, port, before, counted)
+
+
+def test_a_firewall(tmp_path: Path, lab: Lab) -> None:
+    """As many as nft counts; before the device, or where they arrive; of whose connection."""
+    with capturing(tmp_path / "a.pm", *COLUMNS, *within(lab)) as run:
+        each = [refuse(lab, hook, to) for hook in HOOKS for to in ("10.77.0.2", "fd77::2")]
         outcome = run.stop()
     outcome.check_complete()
-    found = outcome.records.at("DROPPED")
-    assert abs(len(found) - counted) <= 1 and len(found) >= 3  # one more before the table went
-    sent = hook == "output"
-    ends = (port, there) if sent else (there, port)
-    rows = table(tmp_path / "a.pm")
-    assert len(rows) == len(found)
-    assert {(row["lport"], row["rport"]) for row in rows} == {ends}
-    assert {row["dir"] for row in rows} == {"out" if sent else "in"}
+    everything = table(tmp_path / "a.pm")
+    assert len(everything) == len(outcome.records.at("DROPPED"))
+    assert {(row["lport"], row["rport"]) for row in everything} == {one.ends for one in each}
+    for one in each:
+        check_refused(outcome.records, one, [
+            row for row in everything if (row["lport"], row["rport"]) == one.ends
+        ])  # fmt: skip
+
+
+def check_refused(records: Records, done: Refused, rows: list[dict[str, Any]]) -> None:
+    assert abs(len(rows) - done.counted) <= 1 and len(rows) >= 3  # one more before the table went
+    assert {row["dir"] for row in rows} == {"out" if done.hook == "output" else "in"}
     if reasons():
         assert {row["reason"] for row in rows} == {"NETFILTER_DROP"}
     if any(row["function"] for row in rows):
         assert {row["function"] for row in rows} <= {"nft_do_chain", "nf_hook_slow"}
-    assert {row["netns"] for row in rows} == {side.namespace.cookie}
-    here = outcome.records.where(lport=ends[0], rport=ends[1])
+    assert {row["netns"] for row in rows} == {done.side.namespace.cookie}
+    here = records.where(lport=done.ends[0], rport=done.ends[1])
     identity = {n for n in here["conn_id"].tolist() if n}
     assert {row["conn_id"] for row in rows} == identity and len(identity) == 1
-    first = outcome.records.at("SEGMENT_RECEIVED").where(lport=port)["seg_ack"][-1].item()
-    lost = {(row["seq"] - first + before) % (1 << 32) for row in rows}
+    first = records.at("SEGMENT_RECEIVED").where(lport=done.client)["seg_ack"][-1].item()
+    lost = {(row["seq"] - first + done.before) % (1 << 32) for row in rows}
     assert all(-6000 < number - (1 << 32) * (number > 1 << 31) <= 6000 for number in lost)
     assert {row["len"] for row in rows} <= set(range(100, 5001))
 

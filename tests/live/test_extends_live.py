@@ -26,7 +26,6 @@ TICK_MS = 10
 TRIGGER = f"data_ready and pmtu == {MTU}"
 OUTPUTS = {
     "a.pm": (),
-    "segments": ("--rotate-every", "1s"),
     "dumps": ("--record-last", "60s", "--on", TRIGGER),
     "log": ("--format", "klogger"),
 }

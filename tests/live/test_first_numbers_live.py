@@ -151,6 +151,7 @@ def connect_to_itself() -> None:
         receive(own, 3)
 
 
+@pytest.mark.full
 def test_each_analysis_of_a_lossy_path_says_the_same(tmp_path: Path) -> None:
     path, options = tmp_path / "lossy.pm", ("--columns", "all", "--locations", "all")
     with Lab(Bottleneck(loss_percent=2.0, delay_ms=5)) as lab, capturing(

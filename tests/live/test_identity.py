@@ -30,6 +30,7 @@ from tests.live.capturing import (
 NETLINK_XFRM = 6
 ACK = 16
 HOPS = 3
+CALLS = ("--columns", "default,pid,comm", "--locations", "default,SEND_CALL,RECEIVE_CALL")
 _SET_NAME = 15  # PR_SET_NAME, of the thread that calls
 
 
@@ -52,8 +53,7 @@ def stray(source: int, target: int, local: str, remote: str) -> bytes:
 
 def test_sockets_that_only_have_the_protocol_number_of_tcp(tmp_path: Path, lab: Lab) -> None:
     """Raw sockets and netlink's 6 (XFRM) are no connections: no record, no identity."""
-    calls = ("--locations", "default,SEND_CALL,RECEIVE_CALL")
-    with capturing(tmp_path / "a.pm", *calls, "--netns", lab.a.name) as run:
+    with capturing(tmp_path / "a.pm", *CALLS, "--netns", lab.a.name) as run:
         with lab.a.run(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 6)) as raw:
             raw.sendto(stray(1, 2, "127.0.0.1", "127.0.0.1"), ("127.0.0.1", 0))
             raw.recv(100)
@@ -111,7 +111,6 @@ def test_a_process_is_known_whatever_is_recorded(tmp_path: Path, lab: Lab) -> No
 @pytest.mark.parametrize("kinds", first(1, ["", "raw,kprobe"]))
 def test_the_owner_has_the_name_of_its_process(tmp_path: Path, lab: Lab, kinds: str) -> None:
     """Also where a thread with another name calls."""
-    arguments = ("--columns", "default,pid,comm", "--locations", "default,SEND_CALL")
     process = Path("/proc/self/comm").read_bytes().strip()
 
     def exchange() -> None:
@@ -120,7 +119,7 @@ def test_the_owner_has_the_name_of_its_process(tmp_path: Path, lab: Lab, kinds: 
             pair.exchange()
             pair.exchange()
 
-    with capturing(tmp_path / "a.pm", *arguments, *within(lab), kinds=kinds) as run:
+    with capturing(tmp_path / "a.pm", *CALLS, *within(lab), kinds=kinds) as run:
         thread = threading.Thread(target=exchange)
         thread.start()
         thread.join()

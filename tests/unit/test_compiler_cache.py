@@ -129,13 +129,13 @@ def test_old_images_go_and_foreign_files_stay(fake: Compiler) -> None:
     foreign = fake.cache / "passwd"
     foreign.write_text("not ours")
     os.utime(foreign, (0, 0))
-    for number in range(70):
+    for number in range(262):
         old = fake.cache / f"{number}{compiler.SUFFIX}"
         old.write_text("old")
         os.utime(old, (number, number))
     compile_text("text", ["a"])
     kept = list(fake.cache.glob(f"*{compiler.SUFFIX}"))
-    assert len(kept) == 64
+    assert len(kept) == 256
     assert not (fake.cache / f"6{compiler.SUFFIX}").exists()
     assert (fake.cache / f"7{compiler.SUFFIX}").exists()
     assert foreign.exists()

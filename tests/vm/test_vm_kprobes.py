@@ -27,7 +27,7 @@ from tcpkmon.collector.loader.programs import Loaded, ProgramSpec
 from tcpkmon.collector.plan.probes import counts_skipped
 from tests.live.capturing import capturing, connected, within
 
-EVERYTHING = ("--columns", "all", "--locations", "all")
+BY_FUNCTION = ("--locations", "TRANSMIT,ACK_PROCESSED,CWND_UNDO")
 UNTYPED = "raw,kprobe,iter"
 FOREIGN = "tcpkmontest/others"
 FUNCTIONS = ("tcp_undo_cwnd_reduction", "tcp_check_space", "__tcp_transmit_skb")
@@ -98,10 +98,10 @@ def test_events_of_others_stay(
     def ours() -> list[str]:
         return [line for line in listing.read_text().splitlines() if ":tcpkmon_" in line]
 
-    everything = [*EVERYTHING, *within(lab)]
+    options = [*BY_FUNCTION, *within(lab)]
     with (
         contextlib.suppress(FileNotFoundError),
-        capturing(tmp_path / "killed.pm", *everything, kinds=UNTYPED) as killed,
+        capturing(tmp_path / "killed.pm", *options, kinds=UNTYPED) as killed,
     ):
         assert len(ours()) >= least
         killed.process.send_signal(signal.SIGKILL)
@@ -110,7 +110,7 @@ def test_events_of_others_stay(
     left = ours()
     assert len(left) >= least, "a killed capture leaves its events"
     assert FOREIGN in listing.read_text()
-    with capturing(tmp_path / "next.pm", *everything, kinds=UNTYPED) as running:
+    with capturing(tmp_path / "next.pm", *options, kinds=UNTYPED) as running:
         assert not set(left) & set(ours()), "the next one removes them"
         with connected(lab) as pair:
             pair.exchange()

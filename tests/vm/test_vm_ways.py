@@ -58,7 +58,9 @@ FIXED = {
 }
 TIMES = {"busy_us", "rwnd_limited_us", "sndbuf_limited_us"}
 PATIENCE_US = 200_000
-"""Between the two programs of one event, in jiffies: an emulated CPU takes its time."""
+"""Between a stamp and the value: an emulated CPU takes its time. More passed between the stamps of
+the two programs of one event, where it was starved.
+"""
 
 
 def test_all_programs_load_and_record(lab: Lab, tmp_path: Path, probing: Probing) -> None:
@@ -111,8 +113,13 @@ def test_all_ways_read_the_same(lab: Lab, tmp_path: Path) -> None:
         names = FIXED if location in UNLOCKED else ours.columns.keys() - OWN - SHARED - {"cpu"}
         if location == "DROPPED":  # numbers of functions are a capture's own
             names = names - {"callvalue"}
-        for name in names:
-            _compare(f"{location}.{name}", name, ours[name], theirs[name])
+        stamps = np.abs(ours["time_ns"].astype(np.int64) - theirs["time_ns"].astype(np.int64))
+        for name in names - TIMES:
+            wrong = np.nonzero(ours[name] != theirs[name])[0]
+            assert not len(wrong), (location, name, ours[name][wrong][:5], theirs[name][wrong][:5])
+        for name in names & TIMES:
+            apart = np.abs(ours[name].astype(np.int64) - theirs[name].astype(np.int64))
+            assert (apart <= PATIENCE_US + stamps // 1000).all(), (location, name)
         compared += len(ours)
         moved += np.count_nonzero(ours["cpu"] != theirs["cpu"])
     assert compared > 200
@@ -140,7 +147,7 @@ def _reset(lab: Lab) -> None:
 
 
 def _exchange(lab: Lab) -> None:
-    workload = Workload(server=lab.b.address4, connections=3, count=40, size=9_000, reply=50)
+    workload = Workload(server=lab.b.address4, connections=3, count=20, size=9_000, reply=50)
     traffic.run(workload, lab.a.namespace.fd, lab.b.namespace.fd, timeout_s=300)
 
 
@@ -175,12 +182,3 @@ def _by_connection(records: Records) -> dict[tuple[Any, ...], Any]:
     for number, key in enumerate(zip(*(records[name].tolist() for name in names), strict=True)):
         rows[key].append(number)
     return {key: np.array(numbers) for key, numbers in rows.items()}
-
-
-def _compare(what: str, name: str, ours: Any, theirs: Any) -> None:
-    if name in TIMES:
-        apart = np.abs(ours.astype(np.int64) - theirs.astype(np.int64))
-        assert apart.max(initial=0) <= PATIENCE_US, what
-    else:
-        wrong = np.nonzero(ours != theirs)[0]
-        assert not len(wrong), f"{what}: {ours[wrong][:5]} and {theirs[wrong][:5]}"
