@@ -3,30 +3,43 @@
  */
 
 /* The functions that dropped a packet, by number: the collector writes their names into the file
- * (collector/session/drop_places.py). Number 0 counts those so far.
+ * (collector/session/drop_places.py). `named` of number 0 counts those so far.
  */
 #define DROP_PLACES 1024
 
+struct drop_place {
+    u64 named;
+    char function[56];
+};
+
 BPF_HASH(drop_numbers, u64, u32, DROP_PLACES);
-BPF_ARRAY(drop_places, u64, DROP_PLACES);
+BPF_ARRAY(drop_places, struct drop_place, DROP_PLACES);
+/* The format of a name: the verifier wants it where nobody can change it (CONSTANTS of
+ * collector/loader/programs.py).
+ */
+BPF_F_TABLE("array", u32, u64, symbol_format, 1, BPF_F_RDONLY_PROG);
 
 /* The number of a place in the kernel's code, from 1; 0: there is no number left. */
 static __always_inline u32 place_of(u64 address) {
     u32 *known = drop_numbers.lookup(&address);
     u32 number = 0;
-    u64 *count, *place;
+    struct drop_place *count, *place;
+    u64 *format,
+        before = address - 1; /* a call returns behind itself: to the next function, perhaps */
 
     if (known)
         return *known;
     count = drop_places.lookup(&number);
-    if (!count || *(volatile u64 *)count >= DROP_PLACES - 1)
+    format = symbol_format.lookup(&number);
+    if (!count || !format || *(volatile u64 *)&count->named >= DROP_PLACES - 1)
         return 0;
-    number = __sync_fetch_and_add(count, 1) + 1;
+    number = __sync_fetch_and_add(&count->named, 1) + 1;
     /* Another CPU may have given out the last one meanwhile. */
     place = drop_places.lookup(&number);
     if (!place)
         return 0;
-    *place = address;
+    bpf_snprintf(place->function, sizeof(place->function), (char *)format, &before, sizeof(before));
+    *(volatile u64 *)&place->named = 1;
     drop_numbers.update(&address, &number);
     return number;
 }

@@ -26,6 +26,7 @@ from tcpkmon.collector.linux.syscalls import (
 )
 
 BPF_MAP_CREATE, BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM, BPF_MAP_DELETE_ELEM = 0, 1, 2, 3
+BPF_MAP_FREEZE = 22
 BPF_PROG_LOAD = 5
 BPF_PROG_TEST_RUN, BPF_OBJ_GET_INFO_BY_FD, BPF_RAW_TRACEPOINT_OPEN = 10, 15, 17
 BPF_MAP_GET_FD_BY_ID = 14
@@ -38,7 +39,7 @@ BPF_MAP_TYPE_LPM_TRIE = 11
 BPF_MAP_TYPE_ARRAY_OF_MAPS, BPF_MAP_TYPE_RINGBUF = 12, 27
 BPF_MAP_TYPE_STRUCT_OPS = 26
 BPF_ANY, BPF_NOEXIST = 0, 1
-BPF_F_NO_PREALLOC, BPF_F_MMAPABLE = 1, 1 << 10
+BPF_F_NO_PREALLOC, BPF_F_RDONLY_PROG, BPF_F_MMAPABLE = 1, 1 << 7, 1 << 10
 
 BPF_PROG_TYPE_KPROBE, BPF_PROG_TYPE_PERF_EVENT, BPF_PROG_TYPE_SOCK_OPS = 2, 7, 13
 BPF_PROG_TYPE_RAW_TRACEPOINT, BPF_PROG_TYPE_TRACING, BPF_PROG_TYPE_NETFILTER = 17, 26, 32
@@ -132,6 +133,11 @@ def map_update(fd: int, key: bytes, value: bytes, flags: int = BPF_ANY) -> None:
     keys, values = ctypes.create_string_buffer(key), ctypes.create_string_buffer(value)
     element = _element(fd, address(keys), address(values), flags)
     _call(BPF_MAP_UPDATE_ELEM, element, "writing to a BPF map")
+
+
+def map_freeze(fd: int) -> None:
+    """From now on nobody changes the map from outside of programs."""
+    _call(BPF_MAP_FREEZE, struct.pack("=I", fd), "freezing a BPF map")
 
 
 def map_lookup(fd: int, key: bytes, value_size: int) -> bytes | None:

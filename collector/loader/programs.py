@@ -48,6 +48,8 @@ from tcpkmon.formats.base.errors import TcpkmonError
 # For the callers of this module.
 __all__ = ["Loaded", "Missed", "ProgramSpec", "attach_type_id", "load_code"]
 
+CONSTANTS = {"symbol_format": b"%ps".ljust(8, b"\0")}
+"""What is in maps of one value that nothing can change."""
 LOOK_S = 0.05
 NAMESPACES_S = 0.2
 """How often to look whether a second copy is needed: a system call for each program."""
@@ -90,6 +92,9 @@ class Loaded(Closing):
                         spec.type, spec.key_size, spec.value_size, count, spec.flags, spec.name
                     )
                 )
+                if spec.name in CONSTANTS:
+                    bpf.map_update(self.maps[spec.name], bytes(4), CONSTANTS[spec.name])
+                    bpf.map_freeze(self.maps[spec.name])
         except TcpkmonError:
             self.close()
             raise

@@ -92,7 +92,7 @@ class Session:
         self._counters = stack.enter_context(OpenCounters(maps, self._prepared.counters))
         self._existing = stack.enter_context(Existing(request, self._prepared, kernel))
         stream = self._stream
-        self._places = stack.enter_context(DropPlaces(self._prepared, kernel, stream))
+        self._places = DropPlaces(self._prepared, kernel, stream)
         clock = find_cpu_clock() if self._prepared.plan.unseen else None
         self._counts = Counts(kernel, self._rings, self._counters, self._existing, stream, clock)
         pulse = Pulse(request.output, lambda: stream.records, stream.bytes_written)
