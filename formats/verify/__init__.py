@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 from tcpkmon.formats.verify.chain import verify_chain
-from tcpkmon.formats.verify.klogger.check import verify_log
-from tcpkmon.formats.verify.klogger.folder import verify_folder, verify_logs
-from tcpkmon.formats.verify.klogger.repair import repair_folder, repair_log, repair_logs
+from tcpkmon.formats.verify.cut import cut_file
+from tcpkmon.formats.verify.klogger import verify_folder, verify_log, verify_logs
 from tcpkmon.formats.verify.magnet import proof_of, verify_magnet
-from tcpkmon.formats.verify.psc.check import verify_capture, verify_file
-from tcpkmon.formats.verify.psc.cut import cut_file
-from tcpkmon.formats.verify.psc.entries import is_ours
-from tcpkmon.formats.verify.psc.repair import repair_file
+from tcpkmon.formats.verify.psc import is_ours, verify_capture, verify_file
+from tcpkmon.formats.verify.repair import repair_file, repair_folder, repair_log, repair_logs
 from tcpkmon.formats.verify.report import (
     CAUSES,
     DOES_NOT_ADD_UP,

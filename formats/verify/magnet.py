@@ -26,8 +26,7 @@ from tcpkmon.formats.magnet.header import MagnetFile, magnet_name
 from tcpkmon.formats.magnet.layout import CLOCK, FIRST_EVENT, LOST
 from tcpkmon.formats.magnet.reader import Losses
 from tcpkmon.formats.magnet.walk import Piece, Walk
-from tcpkmon.formats.verify.report import COUNTS, Missed, Problems, Report, Row
-from tcpkmon.formats.verify.segment import find_part
+from tcpkmon.formats.verify.report import COUNTS, Missed, Problems, Report, Row, find_part
 
 WORDS = {
     "entries": "records",

@@ -32,7 +32,7 @@ from tcpkmon.formats.klogger.batch import facts_of
 from tcpkmon.formats.klogger.reader import LogReader
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import Report, verify_file
-from tcpkmon.formats.verify.klogger.books import integers
+from tcpkmon.formats.verify.klogger import integers
 from tests.unit.log_files import LogMaker as SampleLog
 from tests.unit.log_files import describe_events, make_schema
 from tests.unit.makers import LogMaker

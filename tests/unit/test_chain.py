@@ -26,7 +26,7 @@ from tcpkmon.formats.commands.decode import command as decode
 from tcpkmon.formats.psc.reader import Capture, open_capture
 from tcpkmon.formats.registry import format_of
 from tcpkmon.formats.verify import Report, repair_folder, verify_log
-from tcpkmon.formats.verify.psc.repair import repair_file
+from tcpkmon.formats.verify.repair import repair_file
 from tests.unit.makers import CPUS, LogMaker, Maker, make, make_logs
 from tests.unit.test_segments import both, flip
 

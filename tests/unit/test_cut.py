@@ -27,8 +27,8 @@ from tcpkmon.formats.klogger.walk import list_bytes
 from tcpkmon.formats.psc.header import KIND_SETTINGS, encode_header, text_data
 from tcpkmon.formats.psc.reader import Capture, open_capture
 from tcpkmon.formats.registry import format_of
-from tcpkmon.formats.verify.psc.check import verify_file
-from tcpkmon.formats.verify.psc.cut import cut_file
+from tcpkmon.formats.verify.cut import cut_file
+from tcpkmon.formats.verify.psc import verify_file
 from tcpkmon.formats.verify.report import NOT_CLOSED
 from tests.full import IS_FULL
 from tests.fuzz.seeds import dumps
@@ -193,7 +193,7 @@ def check(path: Path, out: Path, share: float) -> None:
 def test_what_is_left_is_proven(
     tmp_path: Path, options: dict[str, Any], share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tcpkmon.formats.verify.psc.cut._BLOCK_ROWS", 37)  # groups cross the blocks
+    monkeypatch.setattr("tcpkmon.formats.verify.cut._BLOCK_ROWS", 37)  # groups cross the blocks
     for name, made in (("full", full_capture), ("clean", clean_capture)):
         path = made(**options).write(tmp_path / f"{name}.pm")
         check(path, tmp_path / f"{name}-cut.pm", share)

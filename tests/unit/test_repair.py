@@ -17,8 +17,7 @@ from tcpkmon.formats.base import control
 from tcpkmon.formats.base.errors import DamagedError, FileError, UsageError
 from tcpkmon.formats.psc.header import encode_header
 from tcpkmon.formats.verify import verify_file
-from tcpkmon.formats.verify.mending import Repair
-from tcpkmon.formats.verify.psc.repair import repair_file
+from tcpkmon.formats.verify.repair import Repair, repair_file
 from tests.full import IS_FULL
 from tests.unit.psc_files import (
     FURTHER,
@@ -144,8 +143,8 @@ def test_entries_after_the_end(tmp_path: Path) -> None:
 
 
 def test_large_files_are_cleaned_across_segments(tmp_path: Path, monkeypatch: Any) -> None:
-    for module in ("clean", "check"):
-        monkeypatch.setattr(f"tcpkmon.formats.verify.psc.{module}.SEGMENT_ROWS", 100)
+    for module in ("repair", "psc"):
+        monkeypatch.setattr(f"tcpkmon.formats.verify.{module}.SEGMENT_ROWS", 100)
     build = CaptureBuilder()
     for _ in range(5):
         build.snapshots(0, 1, 60)

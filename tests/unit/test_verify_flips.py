@@ -22,7 +22,7 @@ from tcpkmon.formats.base.unseen import Unseen
 from tcpkmon.formats.base.whose import GroupPart
 from tcpkmon.formats.psc.header import encode_header
 from tcpkmon.formats.verify import verify_file
-from tcpkmon.formats.verify.psc.repair import repair_file
+from tcpkmon.formats.verify.repair import repair_file
 from tests.full import IS_FULL
 from tests.unit.psc_files import CaptureBuilder, full_capture
 

@@ -544,7 +544,7 @@ def test_the_answer_does_not_depend_on_the_segments(
     array = build.array()
     array["serial"][np.flatnonzero(array["location"] == 9)[4]] += 1
     broken = check(build, tmp_path, array)
-    monkeypatch.setattr("tcpkmon.formats.verify.psc.check.SEGMENT_ROWS", rows)
+    monkeypatch.setattr("tcpkmon.formats.verify.psc.SEGMENT_ROWS", rows)
     assert check(full_capture(), tmp_path).as_json() == whole
     again = check(build, tmp_path, array)
     assert broken.exit_code == again.exit_code == 5

@@ -12,10 +12,8 @@ import pytest
 
 from tcpkmon.formats.base.control import Trigger
 from tcpkmon.formats.verify.ledger import COUNTERS, CPU_COUNTERS, PROGRAM_COUNTERS, Ledger, Table
-from tcpkmon.formats.verify.report import NOT_CLOSED, Problems, Report
-from tcpkmon.formats.verify.run import prove
-from tcpkmon.formats.verify.segment import Part
-from tcpkmon.formats.verify.tape import Decoder, End, Found, Item, Opening, Records, Told
+from tcpkmon.formats.verify.report import NOT_CLOSED, Part, Problems, Report
+from tcpkmon.formats.verify.run import Decoder, End, Found, Item, Opening, Records, Told, prove
 
 POINT = 40
 PREVIOUS = {"name": "", "last_seq": 0, "entries": 0, "checkpoints": 0, "skipped": 0, "serials": {},

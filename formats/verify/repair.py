@@ -1,25 +1,179 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies the sound entries of a damaged capture, in order, and counts what is left out as lost."""
+"""Makes a clean capture from a damaged one, which it never touches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from tcpkmon.formats.base import control, facts
 from tcpkmon.formats.base.byteorder import Endian
+from tcpkmon.formats.base.errors import FileError, UsageError
+from tcpkmon.formats.base.files import create_file
 from tcpkmon.formats.base.limits import MOST_CPUS, MOST_MISSING
-from tcpkmon.formats.verify.psc.entries import Segment, is_number
-from tcpkmon.formats.verify.psc.sequence import SequenceReader
-from tcpkmon.formats.verify.report import I64, U64, Mask, Problems
-from tcpkmon.formats.verify.segment import previous_of
+from tcpkmon.formats.klogger.logs import find_logs
+from tcpkmon.formats.klogger.reader import LogReader
+from tcpkmon.formats.psc.reader import Capture, open_capture
+from tcpkmon.formats.verify.klogger import verify_folder, verify_log
+from tcpkmon.formats.verify.psc import Segment, SequenceReader, is_number, is_ours, verify_file
+from tcpkmon.formats.verify.report import (
+    DOES_NOT_ADD_UP,
+    I64,
+    U64,
+    Mask,
+    Problems,
+    Report,
+    previous_of,
+)
 
-if TYPE_CHECKING:
-    from tcpkmon.formats.psc.reader import Capture
+# What the repairs of all formats share: a new file, and rounds until verify finds nothing more.
+
+NEW_NAME = "name a new output file"
+_MODE = 0o640
+_ROUNDS = 6
+_COPY_BYTES = 1 << 20
+FilePath = str | os.PathLike[str]
+Source = TypeVar("Source")
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What a repair did. kept, dropped: entries, dumps or records (`what`); missing: numbers, or
+    records, that are newly counted as lost. None: it counts no such."""
+
+    what: str
+    kept: int
+    cut_bytes: int
+    """Of what is cut short at the end."""
+    report: Report
+    """What verify says of the new file."""
+    dropped: int | None = None
+    missing: int | None = None
+
+    @property
+    def summary(self) -> str:
+        """In one line."""
+        told = [f"{self.kept} {self.what} kept"]
+        if self.dropped is not None:
+            told.append(f"{self.dropped} left out")
+        if self.missing is not None:
+            numbers = " sequence number(s)" if self.what == "entries" else ""
+            told.append(f"{self.missing}{numbers} newly counted as lost")
+        return ", ".join([*told, f"{self.cut_bytes} bytes cut off"])
+
+
+@contextlib.contextmanager
+def new_file(path: FilePath, out: FilePath) -> Iterator[IO[bytes]]:
+    """The new file `out` for the repair of `path`; it is there only if all goes well.
+
+    UsageError if both are the same file, FileError if `out` is there already or cannot be written.
+    """
+    with contextlib.suppress(OSError):
+        if os.path.samefile(path, out):
+            raise UsageError(f"{out} is the damaged file itself", "name another output file")
+    with create_file(out, mode=_MODE, hint=NEW_NAME) as target:
+        yield target
+
+
+def mend(
+    source: Source,
+    target: IO[bytes],
+    out: FilePath,
+    clean: Callable[[Source, Set[int], IO[bytes]], None],
+    reopen: Callable[[str], AbstractContextManager[Source]],
+    verify: Callable[[str], Report],
+) -> Report:
+    """Clean a file, clean that again of the entries that verify still names, and write the last.
+
+    clean: writes the sound entries of a file but some to another one. What verify says of it.
+    """
+    with contextlib.ExitStack() as stack:
+        skip: Set[int] = frozenset()
+        for _ in range(_ROUNDS):
+            scratch = stack.enter_context(tempfile.TemporaryFile(dir=Path(out).parent))
+            clean(source, skip, scratch)
+            scratch.flush()
+            name = f"/proc/self/fd/{scratch.fileno()}"
+            report = verify(name)
+            if report.exit_code != DOES_NOT_ADD_UP or not report.suspects:
+                break
+            source, skip = stack.enter_context(reopen(name)), report.suspects
+        scratch.seek(0)
+        shutil.copyfileobj(scratch, target, _COPY_BYTES)
+    report.path = str(out)
+    return report
+
+
+# Makes a log of the dumps before the first damage in another; the damaged one is never touched.
+
+FOLDER_MODE = 0o750
+
+
+def repair_logs(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Repair:
+    """Repair a log, or a folder of logs."""
+    return (repair_folder if os.path.isdir(path) else repair_log)(path, out)
+
+
+def repair_folder(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Repair:
+    """Repair each log in the folder `path`, into the new folder `out`, which appears when all are
+    done. Raises as repair_log(), FileError too where `out` is there or cannot be made."""
+    target, part = Path(out), Path(out).with_name(f".{Path(out).name}.new")
+    if target.exists():
+        raise FileError(f"{out} is there already", NEW_NAME)
+    try:
+        part.mkdir(mode=FOLDER_MODE)
+        done = [repair_log(one, part / one.name) for one in find_logs(path)]
+        part.rename(target)
+    except OSError as error:
+        raise FileError(f"{out} cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return Repair(
+        "dumps",
+        sum(one.kept for one in done),
+        sum(one.cut_bytes for one in done),
+        verify_folder(target)[-1],
+        sum(one.dropped or 0 for one in done),
+    )
+
+
+def repair_log(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Repair:
+    """Write the log `path` up to its first dump that is cut or damaged to the new file `out`.
+
+    What is behind that is not kept: nobody could tell how much is missing between. What is
+    kept is kept byte for byte. Raises UsageError if both are the same file, FileError if `out` is
+    there already or cannot be written, DamagedError if the header cannot be decoded.
+    """
+    with LogReader(path) as reader:
+        for _ in reader.batches():
+            pass
+        walked = reader.walked
+        places = [problem.offset for problem in reader.problems if problem.offset is not None]
+    bad = min(places, default=walked.end)
+    kept = [dump for dump in walked.found if dump.end <= bad]
+    end = kept[-1].end if kept else walked.begin
+    with new_file(path, out) as target, open(path, "rb") as source:
+        while end:
+            piece = source.read(min(end, _COPY_BYTES))
+            if not piece:
+                raise FileError(f"{path} became shorter meanwhile")
+            target.write(piece)
+            end -= len(piece)
+    dropped = len(walked.found) - len(kept)
+    return Repair("dumps", len(kept), walked.size - walked.end, verify_log(out), dropped)
+
+
+# Copies the sound entries of a damaged capture, in order, and counts what is left out as lost.
 
 SEGMENT_ROWS = 1 << 16
 HELD_ROWS = 64
@@ -264,3 +418,46 @@ class Cleaner:
             words[at, word] = value & np.uint64(0xFFFFFFFF)
             words[at, word + 1] = value >> np.uint64(32)
         self._checkpoints = int(rows["callvalue"][at[-1]]) + 1
+
+
+# PSC captures.
+
+def repair_file(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Repair:
+    """Write the sound entries of the capture `path` to the new file `out`.
+
+    Entries that make no sense, or that verify finds wrong, are left out; where sequence numbers
+    are missing a LOSS entry (cause damaged, no CPU) counts them, and the entries after it are
+    numbered anew. END comes last, its reason `error` unless the file was whole. A file without
+    control entries only loses a cut last entry.
+
+    Raises UsageError if both are the same file, FileError if `out` is there already or cannot be
+    written, DamagedError if the header cannot be decoded. `out` is there only if all went well.
+    """
+    with open_capture(path) as capture, new_file(path, out) as target:
+        cut_bytes = capture.rest_bytes
+        if not is_ours(capture):
+            _copy(capture, target)
+            target.flush()
+            return Repair("entries", len(capture), cut_bytes, verify_file(out), 0, 0)
+        total = Cleaned()
+
+        def clean(source: Capture, skip: Set[int], to: IO[bytes]) -> None:
+            _write_header(source, to)
+            cleaned = Cleaner(source, skip, to).run()
+            total.kept = cleaned.kept
+            total.dropped += cleaned.dropped
+            total.missing += cleaned.missing
+
+        report = mend(capture, target, out, clean, open_capture, verify_file)
+        return Repair("entries", total.kept, cut_bytes, report, total.dropped, total.missing)
+
+
+def _write_header(capture: Capture, to: IO[bytes]) -> None:
+    """The header as it was: it could be decoded, so every byte of it is worth keeping."""
+    to.write(capture.read_at(0, capture.data_offset))
+
+
+def _copy(capture: Capture, to: IO[bytes]) -> None:
+    _write_header(capture, to)
+    for piece in capture.chunks():
+        to.write(capture.rows(piece.start, piece.stop).tobytes())

@@ -27,9 +27,7 @@ from tcpkmon.formats.base.files import create_file
 from tcpkmon.formats.psc.header import KIND_SETTINGS, encode_header, text_data
 from tcpkmon.formats.psc.reader import Capture
 from tcpkmon.formats.psc.states import described, find_states
-from tcpkmon.formats.verify.psc.check import verify_file
-from tcpkmon.formats.verify.psc.cuts import cuts_in
-from tcpkmon.formats.verify.psc.entries import is_number
+from tcpkmon.formats.verify.psc import cuts_in, is_number, verify_file
 from tcpkmon.formats.verify.report import Mask, Report
 
 _BLOCK_ROWS = 1 << 16
