@@ -9,7 +9,7 @@ from markdown import table
 
 from tcpkmon.formats.schema import Schema
 from tcpkmon.formats.tables import SHIPPED, Column, snapshot_columns
-from tcpkmon.formats.tables.shipped import RECORD_HEAD
+from tcpkmon.formats.tables.column import RECORD_HEAD
 
 _HEAD = """<!-- SPDX-License-Identifier: Apache-2.0 -->
 <!-- Made by scripts/docs; do not edit. -->

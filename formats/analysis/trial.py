@@ -13,8 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.diff.metrics import RATE, RATIO
-from tcpkmon.formats.analysis.diff.statistics import TOO_FEW, Compared, change_text, compare
+from tcpkmon.formats.analysis.diff.statistics import (
+    RATE,
+    RATIO,
+    TOO_FEW,
+    Compared,
+    change_text,
+    compare,
+)
 from tcpkmon.formats.analysis.why import Connection, Snapshots
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.tcp import Location, State

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tcpkmon.formats.anonymise.kinds import ALWAYS_KEPT, DEFAULT, KINDS, choose
+from tcpkmon.formats.anonymise.rows import ALWAYS_KEPT, DEFAULT, KINDS, choose
 from tcpkmon.formats.anonymise.run import anonymise
 from tcpkmon.formats.anonymise.who import Who, read_key
 

@@ -9,10 +9,8 @@ queries   questions, expressed once for all engines
 asked_sql questions in SQL, to its tables as they are
 """
 
-from tcpkmon.formats.dataset.adding import TABLES, USUAL, Added, add
-from tcpkmon.formats.dataset.asked_sql import DatasetQuery, open_query
-from tcpkmon.formats.dataset.engines import Files, opened
-from tcpkmon.formats.dataset.keeping import check, compact, drop
+from tcpkmon.formats.dataset.adding import TABLES, USUAL, Added, add, check, compact, drop
+from tcpkmon.formats.dataset.engines import DatasetQuery, Files, open_query, opened
 from tcpkmon.formats.dataset.queries import QUERIES, ask
 from tcpkmon.formats.dataset.store import Store, StoreError
 

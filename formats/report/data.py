@@ -4,27 +4,188 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis import why
 from tcpkmon.formats.analysis.causes import Finder
 from tcpkmon.formats.analysis.explaining import Explaining, by_bytes
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reader import Reader, complaints_of
-from tcpkmon.formats.base.thinning import bins_of, starts_of
+from tcpkmon.formats.base.sequence import ahead_of, has_numbers
+from tcpkmon.formats.base.tcp import Location
+from tcpkmon.formats.base.thinning import bins_of, starts_of, thin
 from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.psc.reader import Capture
-from tcpkmon.formats.report.courses import NONE, VALUES, Course, merge, read_courses
 from tcpkmon.formats.report.host import Section, read_host
-from tcpkmon.formats.report.rates import NAMES as RATES
 from tcpkmon.formats.report.tracks import read_tracks
 from tcpkmon.formats.tables import SHIPPED, Opened, table_of
 from tcpkmon.formats.timeline import INSTANTS
+
+# Throughput and goodput of a connection: means of equal times, none where records are missing.
+#
+# What was sent or acknowledged between two records is spread evenly over the time between them.
+
+Array = NDArray[Any]
+NAMES = ("sent, new and again", "goodput: acknowledged or SACKed", "goodput: received")
+_COLUMNS = ("snd_max", "snd_una", "rcv_nxt")
+_MOST, _LEAST_NS = 250, 1_000_000
+
+
+class Rates:
+    """The bytes of one connection between two times, in at most 250 times of at least 1 ms."""
+
+    def __init__(self, begin_ns: int, end_ns: int) -> None:
+        span = max(end_ns - begin_ns, 1)
+        count = min(max(span // _LEAST_NS, 1), _MOST)
+        self.width_ns = span / count
+        self._edges = np.arange(count + 1) * self.width_ns
+        self._begin = begin_ns
+        self._unknown = np.zeros(count, np.bool_)
+        self._bytes = np.zeros((len(NAMES), count + 1))  # until each edge
+        self._sums = np.zeros((len(NAMES), 1))
+        self._numbers: list[Array] | None = None
+        self._acked = self._delivered = 0.0
+        self._time = 0.0
+
+    def add(self, piece: why.Snapshots, begins: Array, ends: Array) -> None:
+        """The connection's next snapshots; between these times records are missing."""
+        missing = np.bincount(self._place(begins), minlength=len(self._edges))
+        missing -= np.bincount(self._place(ends) + 1, minlength=len(self._edges))
+        self._unknown |= np.cumsum(missing[:-1]) > 0
+        rows = np.flatnonzero(has_numbers(piece.columns))
+        if not len(rows):
+            return
+        now = [piece[name][rows].astype(np.uint32) for name in _COLUMNS]
+        before = self._numbers or [values[:1] for values in now]
+        self._numbers = [values[-1:] for values in now]
+        steps = np.stack([ahead_of(values, np.r_[last, values[:-1]])
+                          for values, last in zip(now, before, strict=True)])  # fmt: skip
+        steps = np.maximum(steps, 0).astype(np.int64)
+        # With SACK, or one ACK would have all that was delivered during a recovery.
+        acked = self._acked + np.cumsum(steps[1])
+        sacked = piece["sacked_out"][rows].astype(np.int64) * piece["mss"][rows]
+        delivered = np.maximum.accumulate(np.r_[self._delivered, acked + sacked])
+        steps[1] = np.diff(delivered)
+        self._acked, self._delivered = float(acked[-1]), float(delivered[-1])
+        again = piece["location"][rows] == Location.RETRANSMIT
+        steps[0] += np.where(again, piece["seg_len"][rows], 0)
+        times = np.maximum.accumulate(np.r_[self._time, piece.times_ns[rows] - self._begin])
+        sums = np.cumsum(np.concatenate([self._sums, steps], axis=1), axis=1)
+        later = np.flatnonzero(self._edges > self._time)
+        for found, of in zip(self._bytes, sums, strict=True):
+            found[later] = np.interp(self._edges[later], times, of)
+        self._time, self._sums = float(times[-1]), sums[:, -1:]
+
+    def megabits(self) -> list[list[float | None]]:
+        """For each of NAMES Mbit/s for each time; None where it is not known."""
+        found = np.diff(self._bytes) * (8e3 / self.width_ns)
+        found[:, self._unknown] = np.nan
+        return [[None if math.isnan(one) else float(f"{one:.5g}") for one in row]
+                for row in found.tolist()]  # fmt: skip
+
+    def _place(self, times: Array) -> Array:
+        place = (times - self._begin) / self.width_ns
+        return np.clip(place.astype(np.int64), 0, len(self._unknown) - 1)
+
+
+# The points of some connections' graphs, thinned to what pixels show; broken where records are
+# missing.
+#
+# A value is a whole number, or NONE. A break is a row without values.
+
+NONE = -(1 << 31)
+_LARGEST = (1 << 31) - 1
+VALUES = (
+    ("cwnd", "segments"), ("ssthresh", "segments"), ("in flight", "segments"),
+    ("peer's window", "bytes"), ("send buffer", "bytes"), ("receive buffer", "bytes"),
+    ("srtt", "us"), ("min rtt", "us"),
+)  # fmt: skip
+_BINS = 2000
+
+
+class Course:
+    """The rows of one connection between two times, at most so many."""
+
+    def __init__(self, piece: why.Snapshots, begin_ns: int, end_ns: int, most: int) -> None:
+        self._begin, self._span = begin_ns, max(end_ns - begin_ns, 1)
+        times, lost = piece.times_ns, piece.lost
+        at = np.flatnonzero(np.diff(lost, prepend=lost[:1]) > 0)
+        before = times[at - 1]
+        self.records = len(times)
+        self.rates = Rates(begin_ns, end_ns)
+        self.rates.add(piece, before, times[at])
+        self.marks: list[tuple[Array, Array, Array]] = []
+        for number in INSTANTS:
+            rows = np.flatnonzero(piece["location"] == number)
+            if len(rows):
+                told = piece["callvalue"][rows].astype(np.int64)
+                self.marks.append((np.full(len(rows), number), times[rows], told))
+        self.times = np.insert(times, at, np.minimum(before + 1, times[at]))
+        self.values = np.insert(np.stack(list(_values_of(piece))), at, NONE, axis=1)
+        bins = _BINS
+        while len(self.times) > most and bins > 8:
+            self._thin(bins)
+            bins = bins * 4 // 5
+
+    def _thin(self, bins: int) -> None:
+        place = bins_of(self.times, self._begin, self._begin + self._span, bins)
+        kept = thin(np.maximum.accumulate(place), self.values, self.values == NONE)
+        self.times, self.values = self.times[kept], self.values[:, kept]
+
+
+def _values_of(piece: why.Snapshots) -> Iterator[Array]:
+    columns = piece.columns
+    for name in ("snd_cwnd_segs", "snd_ssthresh"):
+        yield _whole(columns[name], columns[name] >= _LARGEST)
+    yield _whole(np.maximum(why.in_flight(columns), 0))
+    for name in ("snd_wnd", "snd_sb_cc", "rcv_sb_cc"):
+        yield _whole(columns[name])
+    yield _whole(columns["srtt_us"], columns["srtt_us"] == 0)
+    yield _whole(columns["min_rtt_us"], columns["min_rtt_us"] >= _LARGEST)
+
+
+def _whole(values: Array, none: Array | None = None) -> Array:
+    found = np.minimum(values, _LARGEST).astype(np.int32)
+    if none is not None:
+        found[none] = NONE
+    return found
+
+
+def read_courses(
+    source: why.Source, spans: dict[int, tuple[int, int]], most: int
+) -> tuple[dict[int, Course], why.Losses]:
+    """One pass over the capture. spans: first and last time of the connections that are wanted."""
+    found: dict[int, Course] = {}
+    losses = why.Losses.join([])
+    for block in source.blocks(ids=np.array([*spans], np.uint64)):
+        losses = block.losses
+        for low, high in zip(block.groups.tolist(), (block.lasts + 1).tolist(), strict=True):
+            conn, mine = int(block["conn_id"][low]), slice(low, high)
+            columns = {name: values[mine] for name, values in block.rows.items()}
+            piece = why.Snapshots(columns, block.times_ns[mine], block.lost[mine])
+            found[conn] = Course(piece, *spans[conn], most)
+    return {conn: found[conn] for conn in spans if conn in found}, losses
+
+
+def merge(lost: why.Losses, most: int) -> why.Losses:
+    """At most so many spans: those nearest to each other become one."""
+    if len(lost.begin_ns) <= 1:
+        return lost
+    order = np.argsort(lost.begin_ns, kind="stable")
+    begin, missing = lost.begin_ns[order], lost.missing[order]
+    end = np.maximum.accumulate(lost.end_ns[order])
+    between = begin[1:] - end[:-1]
+    limit = 0 if len(between) < most else max(int(np.sort(between)[-most]), 0)
+    at = np.flatnonzero(np.r_[True, between > limit])
+    return why.Losses(begin[at], np.maximum.reduceat(end, at), np.add.reduceat(missing, at))
+
 
 _ALL_POINTS = 60_000
 """Of all graphs: 40 bytes each, a third more in base64."""
@@ -126,7 +287,7 @@ def _add_connections(found: Report, paths: Sequence[Path], source: why.Source, m
     found.plots = {
         "begin_ns": begin, "start_ms": None if ahead is None else (begin + ahead) / 1e6,
         "values": VALUES, "none": NONE, "limits": list(why.LIMITS),
-        "rates": RATES, "marks": {number: list(told) for number, told in INSTANTS.items()},
+        "rates": NAMES, "marks": {number: list(told) for number, told in INSTANTS.items()},
         "lost": [_us(gaps.begin_ns, begin), _us(gaps.end_ns, begin), gaps.missing.tolist()],
         "gaps": len(lost.begin_ns), "unplaced": max(source.reader.lost - source.placed, 0),
         "connections": _rows(table, order[:_ROWS]), "count": found.count,
@@ -239,4 +400,3 @@ def _longest(starts: Any, ends: Any) -> Any:
 
 def _packed(values: Any, form: str) -> str:
     return base64.b64encode(np.asarray(values).astype(form).tobytes()).decode()
-

@@ -8,11 +8,9 @@ query, answer     SQL over them, by DuckDB, and what it says as text or a file
 notebook          an open capture as HTML
 """
 
-from tcpkmon.formats.tables.answer import write_answer
-from tcpkmon.formats.tables.column import Column, schema_of
+from tcpkmon.formats.tables.column import SHIPPED, Column, schema_of, snapshot_columns
 from tcpkmon.formats.tables.notebook import as_html
-from tcpkmon.formats.tables.query import Query
-from tcpkmon.formats.tables.shipped import SHIPPED, snapshot_columns
+from tcpkmon.formats.tables.query import Query, write_answer
 from tcpkmon.formats.tables.views import Opened, View, table_of, views_of
 
 __all__ = [

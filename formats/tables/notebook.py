@@ -13,8 +13,7 @@ from tcpkmon.formats.base.text import human_bytes
 from tcpkmon.formats.klogger.logs import Logs
 from tcpkmon.formats.psc.header import KIND_HOST, KIND_KERNEL
 from tcpkmon.formats.psc.reader import Capture
-from tcpkmon.formats.tables.proof import reports_of
-from tcpkmon.formats.tables.views import Opened, views_of
+from tcpkmon.formats.tables.views import Opened, reports_of, views_of
 from tcpkmon.formats.verify import Report
 
 _FIRST = 10

@@ -18,21 +18,173 @@ from tcpkmon.formats.base.errors import DamagedError, UsageError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.reader import Reader
 from tcpkmon.formats.base.text import suggest
+from tcpkmon.formats.klogger.choose import Choice
 from tcpkmon.formats.klogger.logs import Logs
-from tcpkmon.formats.klogger.table import LogEvent
+from tcpkmon.formats.klogger.table import LogEvent, LogFormat
+from tcpkmon.formats.klogger.tables import make_tables
 from tcpkmon.formats.psc.reader import Capture
-from tcpkmon.formats.psc.tables import SNAPSHOT
-from tcpkmon.formats.registry import open_files
-from tcpkmon.formats.tables.column import Column, conform, schema_of
-from tcpkmon.formats.tables.proof import ledger_of, proof_of, reports_of
-from tcpkmon.formats.tables.records import (
-    columns_of_capture,
-    columns_of_event,
-    read_capture,
-    read_event,
+from tcpkmon.formats.psc.tables import SNAPSHOT, Snapshots
+from tcpkmon.formats.registry import format_of, open_files
+from tcpkmon.formats.schema import Field, Schema
+from tcpkmon.formats.tables.column import (
+    ADDRESSES,
+    DROPS,
+    GROUPS,
+    LEDGER,
+    PROOF,
+    RECORD_HEAD,
+    SHIPPED,
+    Column,
+    cause_column,
+    column_of,
+    conform,
+    schema_of,
 )
-from tcpkmon.formats.tables.shipped import DROPS, GROUPS, SHIPPED
-from tcpkmon.formats.verify import Report
+from tcpkmon.formats.verify import CAUSES, Report
+
+# The records of a capture as tables, piece by piece: snapshots, and each event of a log.
+
+_HEAD = ("time", "time_ns", "serial", "cpu")
+_KINDS = {"enum": "text", "string": "text", "address": "text", "bytes": "bytes"}
+
+
+def columns_of_capture(capture: Capture) -> tuple[Column, ...]:
+    """Those of the table snapshots of a PSC file."""
+    names = _different([name for name in capture.names if name])
+    texts = Snapshots(capture, names).texts
+    fields = _fields(capture.schema, SNAPSHOT)
+    found = []
+    for name in names:
+        kind = "time" if capture.columns_by_name[name].is_time else "int"
+        kind = "text" if texts[name] is not None else kind
+        kind = "uint" if name in ADDRESSES and kind == "int" else kind
+        found.append(column_of(name, kind, fields.get(name)))
+    return tuple(found)
+
+
+def read_capture(capture: Capture, names: Sequence[str]) -> Iterator[Any]:
+    """Tables of the snapshots, with these columns at least."""
+    for tables in Snapshots(capture, names).tables():
+        yield from tables.values()
+
+
+def columns_of_event(log: LogFormat, event: LogEvent) -> tuple[Column, ...]:
+    """Those of the table of an event of a log."""
+    is_snapshot = event.name == SNAPSHOT
+    try:
+        fields = _fields(log.schema, event.name)
+    except DamagedError:
+        fields = {}
+    found = list(RECORD_HEAD)
+    for field, name in _names_of(event).items():
+        one = event.find_field(field)
+        assert one is not None
+        kind = _KINDS.get(one.kind, "int")
+        if kind == "int" and one.length == 8 and not one.signed:
+            kind = "uint" if not is_snapshot or field in ADDRESSES else "int"
+        found.append(column_of(name, kind, fields.get(field)))
+    return tuple(found)
+
+
+def read_event(logs: Logs, event: LogEvent) -> Iterator[Any]:
+    """Tables of an event's records, in time order of all logs."""
+    pyarrow = import_pyarrow()
+    has_clock = all(reader.format.clock is not None for reader in logs.readers)
+    clock = "epoch" if has_clock else "mono"
+    chosen = Logs(logs.readers, Choice((event.name,)), clock, merge=len(logs.readers) > 1)
+    names = _names_of(event)
+    for _, records in chosen.streams():
+        for batch, times_ns in records:
+            made = make_tables(batch, times_ns, clock)[event.name]
+            arrays = {"time_ns": pyarrow.array(batch.times_ns.view("i8")[batch.where(event.name)])}
+            if has_clock:
+                arrays["time"] = made["timestamp"]
+            arrays |= {name: made[name] for name in ("serial", "cpu")}
+            for field, name in names.items():
+                there = f"field.{field}" if f"field.{field}" in made.column_names else field
+                arrays[name] = made[there]
+            yield pyarrow.table(arrays)
+
+
+def _names_of(event: LogEvent) -> dict[str, str]:
+    """The columns of an event's fields; one with a name that each record has is field.NAME."""
+    known = {name.lower() for name in _HEAD}
+    names = _different([field.name for field in event.fields])
+    return {name: f"field.{name}" if name.lower() in known else name for name in names}
+
+
+def _different(names: list[str]) -> list[str]:
+    """Without those that SQL cannot tell from one before."""
+    return [*{name.lower(): name for name in reversed(names)}.values()][::-1]
+
+
+def _fields(schema: Schema | None, event: str) -> dict[str, Field]:
+    """What a file's own schema says of the fields of an event."""
+    events = schema.events if schema is not None else ()
+    return {field.name: field for one in events if one.name == event for field in one.fields}
+
+
+# The tables ledger and proof: what verify finds in the files of a capture.
+
+_COUNTS = ("attempts", "filtered", "unchanged", "limited", "shed", "written", "in_file", "pending")
+
+
+def reports_of(paths: Iterable[Path]) -> list[Report]:
+    """What verify says of each file. FileError."""
+    return [report for path in paths for report in format_of(path).verify(path)]
+
+
+def ledger_of(reports: Sequence[Report]) -> Any:
+    """The table ledger. No count is in it twice: what sums up other files is left out."""
+    rows = []
+    for report in _parts(reports):
+        head = {"path": report.path, "segment": _segment(report), "proven": _is_proven(report)}
+        for row in report.rows:
+            counts = {name: getattr(row, name) for name in _COUNTS}
+            lost = {cause_column(name): row.lost.get(name, 0) for name in CAUSES}
+            rows.append({**head, "cpu": row.cpu, "location": row.name, **counts, **lost,
+                         "lost": row.lost_total, "missed": 0})  # fmt: skip
+        for one in report.missed:
+            if missed := one.recursion + one.kprobe:
+                counts = dict.fromkeys((*_COUNTS, *map(cause_column, CAUSES), "lost"), 0)
+                rows.append({**head, **counts, "location": one.name, "missed": missed})
+    return _table(rows, LEDGER)
+
+
+def proof_of(reports: Sequence[Report]) -> Any:
+    """The table proof."""
+    parts = {id(report) for report in _parts(reports)}
+    rows = [
+        {
+            "path": report.path, "whole": id(report) not in parts, "segment": _segment(report),
+            "format": report.format, "verdict": report.verdict, "exit_code": report.exit_code,
+            "proven": _is_proven(report), "entries": report.entries,
+            "size_bytes": report.size_bytes, "lost": report.lost_total,
+            "end_reason": report.end_reason, "checkpoints": report.checkpoints,
+            "problems": report.problems_total,
+        }
+        for report in reports
+    ]  # fmt: skip
+    return _table(rows, PROOF)
+
+
+def _table(rows: list[dict[str, Any]], columns: Sequence[Column]) -> Any:
+    return import_pyarrow().Table.from_pylist(rows, schema=schema_of(columns))
+
+
+def _parts(reports: Sequence[Report]) -> list[Report]:
+    """Those that tell of no other one's files."""
+    above = {parent for one in reports for parent in Path(one.path).parents}
+    return [one for one in reports if Path(one.path) not in above]
+
+
+def _is_proven(report: Report) -> bool:
+    return report.exit_code == 0 and report.ledger
+
+
+def _segment(report: Report) -> int | None:
+    return report.part.number if report.part is not None else None
+
 
 SNAPSHOTS = "snapshots"
 _NEEDS = {

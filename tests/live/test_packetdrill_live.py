@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.commands.packetdrill import command
-from tcpkmon.formats.export.packetdrill import Options, find_event, read_connection, reading
+from tcpkmon.formats.export.packetdrill import Options, find_event, read_connection, walking
 from tests.truth.drill.language import ScriptError
 from tests.truth.drill.player import play
 from tests.truth.drill.transfers import SYNS, play_real, record, script_of, try_play
@@ -84,7 +84,7 @@ def test_requests_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with Source(path) as source:
         count = len(read_connection(source, ports).rows)
     for most, refused in ((count, False), (count - 1, True)):
-        monkeypatch.setattr(reading, "MOST_SCRIPT_RECORDS", most)
+        monkeypatch.setattr(walking, "MOST_SCRIPT_RECORDS", most)
         done = CliRunner().invoke(command, [*given, "--force"], standalone_mode=False)
         assert isinstance(done.exception, UsageError) == refused
     assert "read(3" in text and "write(3" in text

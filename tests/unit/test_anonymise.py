@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import tcpkmon
 from tcpkmon.formats.anonymise import KINDS, Who, anonymise, choose, read_key
-from tcpkmon.formats.anonymise.addresses import SPECIAL_4, SPECIAL_6, Addresses
+from tcpkmon.formats.anonymise.who import SPECIAL_4, SPECIAL_6, Addresses
 from tcpkmon.formats.base import control
 from tcpkmon.formats.base.byteorder import Endian
 from tcpkmon.formats.base.control import Mark

@@ -21,7 +21,7 @@ from pyarrow import parquet
 from tcpkmon.formats.analysis.check import Capture
 from tcpkmon.formats.analysis.check import check as check_capture
 from tcpkmon.formats.analysis.diff import compare
-from tcpkmon.formats.analysis.diff.units import choose_connections, values_of_side
+from tcpkmon.formats.analysis.diff.sides import choose_connections, values_of_side
 from tcpkmon.formats.analysis.why import connections
 from tcpkmon.formats.base.errors import DamagedError, UsageError
 from tcpkmon.formats.commands.dataset import command

@@ -23,9 +23,9 @@ from tcpkmon.formats.analysis.diff import (
     parse_sides,
     read_run,
 )
-from tcpkmon.formats.analysis.diff.courses import courses_of
+from tcpkmon.formats.analysis.diff.picture import courses_of
+from tcpkmon.formats.analysis.diff.sides import values_by_connection, values_of_run
 from tcpkmon.formats.analysis.diff.statistics import DIFFERS, NO_DATA, SAME, TOO_FEW
-from tcpkmon.formats.analysis.diff.units import values_by_connection, values_of_run
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 from tcpkmon.formats.base.expressions import ExpressionError

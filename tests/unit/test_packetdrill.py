@@ -12,8 +12,7 @@ from click.testing import CliRunner
 from tcpkmon.formats.base.errors import FileError, UsageError
 from tcpkmon.formats.commands.packetdrill import command
 from tcpkmon.formats.export.packetdrill import Options, Recorded, find_event, make_script
-from tcpkmon.formats.export.packetdrill.reading import NEEDED, Row
-from tcpkmon.formats.export.packetdrill.sacks import Board
+from tcpkmon.formats.export.packetdrill.walking import NEEDED, Board, Row
 from tests.truth.drill.language import Asserts, parse
 from tests.unit.psc_files import write_capture
 

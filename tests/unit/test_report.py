@@ -18,11 +18,9 @@ import tcpkmon
 from tcpkmon.formats.analysis import why
 from tcpkmon.formats.base.thinning import thin
 from tcpkmon.formats.commands import report as report_command
-from tcpkmon.formats.report.courses import NONE, VALUES, merge
-from tcpkmon.formats.report.data import Report, collect
+from tcpkmon.formats.report.data import NONE, VALUES, Rates, Report, collect, merge
 from tcpkmon.formats.report.host import read_host
 from tcpkmon.formats.report.page import make_page
-from tcpkmon.formats.report.rates import Rates
 from tests.full import first
 from tests.kept.make import unpack
 from tests.unit.log_files import write_bulk

@@ -17,7 +17,7 @@ import tcpkmon
 from tcpkmon.formats.analysis import why
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.commands.export import command
-from tcpkmon.formats.timeline import wire
+from tcpkmon.formats.timeline import perfetto
 from tcpkmon.formats.timeline.model import BEGIN, COUNTER, END, EVENT, INSTANT
 from tcpkmon.formats.timeline.perfetto import SEQUENCE
 from tests.full import first
@@ -217,7 +217,7 @@ def test_bytes_are_those_of_the_package() -> None:
         events[name] = rng.integers(0, 2, len(events)) * rng.integers(1, 1 << 63, len(events))
     events["arg"] = rng.integers(0, 300, len(events))
     events["arg_value"] = rng.integers(-(1 << 62), 1 << 62, len(events))
-    data = b"".join(wire.encode(events, 1))
+    data = b"".join(perfetto.encode(events, 1))
     found = perfetto_pb2.Trace.FromString(data)
     assert len(found.packet) == len(events)
     for packet, row in zip(found.packet, events, strict=True):

@@ -16,7 +16,7 @@ import pytest
 from tcpkmon.collector.linux.first_process import find_cpu_clock
 from tcpkmon.collector.writer.dump import Hit
 from tcpkmon.collector.writer.ledger import Books
-from tcpkmon.formats.anonymise.kinds import DEFAULT
+from tcpkmon.formats.anonymise.rows import DEFAULT
 from tcpkmon.formats.anonymise.run import anonymise
 from tcpkmon.formats.anonymise.who import Who
 from tcpkmon.formats.base.cli import run

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 
@@ -16,8 +19,17 @@ from tcpkmon.formats.analysis.check.capture import (
     REQUEST_KINDS,
     Capture,
 )
-from tcpkmon.formats.analysis.check.names import COLUMN_OF, CONSTANTS, INTERVAL, LEDGER, REQUEST
-from tcpkmon.formats.analysis.check.scope import Compiled, Table, TableScope
+from tcpkmon.formats.analysis.check.scope import (
+    COLUMN_OF,
+    CONSTANTS,
+    INTERVAL,
+    LEDGER,
+    REQUEST,
+    Compiled,
+    Table,
+    TableScope,
+)
+from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.expressions import (
     COMPARISONS,
     Assertion,
@@ -186,3 +198,64 @@ def _row(table: Table, at: int) -> str:
         *(columns[name][at] for name in ("laddr", "lport", "raddr", "rport"))
     )
     return f"connection {columns['conn_id'][at]}, {ends}"
+
+
+# What became of assertions: for people, as JSON, as JUnit XML, as annotations of GitHub.
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def as_lines(result: Result) -> list[str]:
+    """Lines for people."""
+    seen = f": {result.seen}" if result.seen else ""
+    head = f"{'ok    ' if result.ok else 'FAILED'} {result.text}{seen}"
+    return [for_terminal(line) for line in (head, *(f"         {row}" for row in result.worst))]
+
+
+def as_dict(capture: Capture, results: Sequence[Result]) -> dict[str, Any]:
+    """As JSON has it."""
+    return {
+        "file": str(capture.path),
+        "proven": capture.proven,
+        "verdict": capture.verdict,
+        "assertions": [dataclasses.asdict(result) for result in results],
+    }
+
+
+def as_junit(found: Sequence[tuple[Capture, Sequence[Result]]]) -> bytes:
+    """A test suite for each capture, a test case for each assertion."""
+    root = ElementTree.Element("testsuites", name="tcpkmon check")
+    for capture, results in found:
+        failures = str(sum(not result.ok for result in results))
+        suite = ElementTree.SubElement(
+            root, "testsuite", name=_xml(str(capture.path)), tests=str(len(results)),
+            failures=failures, errors="0", skipped="0",
+        )  # fmt: skip
+        for result in results:
+            case = ElementTree.SubElement(
+                suite, "testcase", classname=_xml(str(capture.path)), name=_xml(result.text)
+            )
+            if not result.ok:
+                told = ElementTree.SubElement(case, "failure", message=_xml(result.seen))
+                told.text = _xml("\n".join(result.worst))
+    text: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return text
+
+
+def github_lines(capture: Capture, results: Sequence[Result]) -> list[str]:
+    """A workflow command for each assertion that failed."""
+    return [
+        f"::error title=tcpkmon check::{_command(f'{capture.path}: {text}')}"
+        for result in results
+        if not result.ok
+        for text in ["\n".join((f"{result.text}: {result.seen}", *result.worst))]
+    ]
+
+
+def _command(text: str) -> str:
+    escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return for_terminal(escaped)
+
+
+def _xml(text: str) -> str:
+    return _NOT_XML.sub("?", text)

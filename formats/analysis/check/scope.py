@@ -9,12 +9,36 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tcpkmon.formats.analysis.causes import NAMES as CAUSES
-from tcpkmon.formats.analysis.check.names import CONSTANTS, INTERVAL, LEDGER, unit_of
 from tcpkmon.formats.analysis.why import LIMITS
 from tcpkmon.formats.base.errors import UsageError
-from tcpkmon.formats.base.expressions import Call, Name, Node, Operation, Text
+from tcpkmon.formats.base.expressions import TIMES, Call, Name, Node, Operation, Text
+from tcpkmon.formats.base.tcp import CA_STATES, STATES
+from tcpkmon.formats.base.tcp_info import FROM_INFO
 from tcpkmon.formats.base.text import suggest
 from tcpkmon.formats.conditions import FUNCTIONS, WRONG, Array, Found, Scope, Value
+
+# The names of the language that are neither columns nor functions.
+
+LEDGER = ("no_loss", "proven", "conforms")
+"""Conditions on the whole capture."""
+CONSTANTS = {
+    prefix + name: number
+    for prefix, first, names in (("TCP_CA_", 0, CA_STATES), ("TCP_", 1, STATES[1:]))
+    for number, name in enumerate(names, first)
+}
+"""The kernel's names of values of ca_state and state (linux/tcp.h, net/tcp_states.h)."""
+INTERVAL = "interval."
+"""What the names of columns of intervals begin with."""
+REQUEST = "request."
+"""And those of exchanges, whose times are in ms."""
+COLUMN_OF = {member: column for column, member in FROM_INFO.items()}
+"""The column that holds a member of struct tcp_info."""
+
+
+def unit_of(column: str) -> int | None:
+    """ns in the unit of a column whose name ends in one: srtt_us has 1,000. None: no time."""
+    return TIMES.get(column.rpartition("_")[2]) if "_" in column else None
+
 
 _OF_LIMITS = (f"{INTERVAL}limit", f"{INTERVAL}family", "main_limit")
 _SHARE, _CAUSE = "limit_share", "cause"

@@ -10,43 +10,45 @@ conditions  --fail-if
 courses     time courses; picture, output: for people and tools
 """
 
-from tcpkmon.formats.analysis.diff.conditions import judge, parse_conditions
-from tcpkmon.formats.analysis.diff.metrics import (
-    BY_NAME,
-    METRICS,
-    SHARE,
-    SHARED,
-    Metric,
-    parse_metrics,
-)
 from tcpkmon.formats.analysis.diff.output import (
+    Report,
     as_json,
+    make_report,
     number_text,
     print_diff,
     value_text,
 )
 from tcpkmon.formats.analysis.diff.picture import draw_diff
-from tcpkmon.formats.analysis.diff.report import Report, make_report
 from tcpkmon.formats.analysis.diff.sides import (
+    RUN,
     Run,
     Side,
     parse_folder,
     parse_sides,
     read_run,
     refuse_unproven,
+    values_of_run,
+    values_of_side,
 )
 from tcpkmon.formats.analysis.diff.statistics import (
     ALPHA,
+    BY_NAME,
     DIFFERS,
+    METRICS,
     SAME,
+    SHARE,
+    SHARED,
     Compared,
+    Metric,
     change_text,
     compare,
     interval_text,
+    judge,
     least_p,
+    parse_conditions,
+    parse_metrics,
     scipy_stats,
 )
-from tcpkmon.formats.analysis.diff.units import RUN, values_of_run, values_of_side
 
 __all__ = [
     "ALPHA",

@@ -6,8 +6,9 @@ scipy does the statistics; it is imported when the first metric is compared.
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb, isfinite
 from typing import Any
@@ -15,9 +16,78 @@ from typing import Any
 import numpy as np
 
 from tcpkmon.formats.analysis.arrays import Array
-from tcpkmon.formats.analysis.diff.metrics import METRICS, SHARE, Metric
+from tcpkmon.formats.analysis.latency.stages import PARTS
+from tcpkmon.formats.analysis.why.limits import FAMILY, LIMITS
 from tcpkmon.formats.base.errors import UsageError
+from tcpkmon.formats.base.expressions import (
+    CHANGES,
+    Name,
+    Node,
+    Number,
+    Operation,
+    parse_change,
+    read_all,
+)
 from tcpkmon.formats.base.installing import how_to_install
+from tcpkmon.formats.base.text import suggest
+from tcpkmon.formats.conditions import WRONG, Found, Scope, Value, names_in
+
+# What is compared: the metrics, and which direction of each is worse.
+
+RATE, TIME, RATIO, SHARE = "rate", "time", "ratio", "share"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """kind: RATE [bytes/s], TIME [us], RATIO or SHARE (numbers from 0, shown in %). The change of a
+    SHARE is a difference in points, that of the others is relative.
+
+    worse: 1 if more is worse, -1 if less is, 0: neither. of_sender: null for the end that receives.
+    """
+
+    name: str
+    kind: str
+    worse: int
+    text: str
+    of_sender: bool = False
+
+
+SHARED = tuple(name for name in LIMITS if name not in FAMILY and name != "closing")
+"""The limits whose shares are compared, with their parts."""
+METRICS = (
+    Metric("goodput_mean", RATE, -1, "bytes of data by the connection's time"),
+    Metric("goodput_p50", RATE, -1, "of its times of 100 ms the middle one"),
+    Metric("duration_us", TIME, 1, "from its first record to its last"),
+    Metric("handshake_us", TIME, 1, "from SYN_SENT to ESTABLISHED"),
+    Metric("min_rtt_us", TIME, 1, "least round-trip time"),
+    Metric("srtt_p50_us", TIME, 1, "smoothed round-trip time, the middle of its records", True),
+    Metric("srtt_p95_us", TIME, 1, "and their 95 %", True),
+    Metric("queue_p95_us", TIME, 1, "of round trips, what is beyond the least, 95 %", True),
+    Metric("retrans_ratio", RATIO, 1, "bytes sent again by bytes sent", True),
+    *(
+        Metric(f"share_{name}", SHARE, int(name in ("recovery", "rto_wait")),
+               f"of its time, in which the limit was {name}", True)
+        for name in SHARED
+    ),
+    *(
+        Metric(f"latency_{part}_us", TIME, 1, f"of a byte's time, in {part} (mean)")
+        for part in PARTS
+    ),
+    Metric("latency_whole_us", TIME, 1, "a byte's time from write to read, or to ACK (mean)"),
+    Metric("latency_whole_p95_us", TIME, 1, "and the 95 % of its bytes"),
+)  # fmt: skip
+BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+def parse_metrics(text: str | None) -> list[str]:
+    """The names of NAME,... UsageError for an unknown one."""
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    unknown = [f"{name}{suggest(name, BY_NAME)}" for name in names if name not in BY_NAME]
+    if unknown:
+        hint = "tcpkmon diff --metrics help lists them"
+        raise UsageError(f"no metric {', '.join(unknown)}", hint)
+    return names
+
 
 DIFFERS, SAME, NO_DATA, TOO_FEW = "differs", "same", "no data", "too few"
 MEDIAN, MEAN = "median", "mean"
@@ -238,3 +308,118 @@ def scipy_stats() -> Any:
             how_to_install("scipy"),
         ) from error
     return scipy.stats
+
+
+# Conditions of --fail-if, such as `goodput_p50 worse 5%`: docs/conditions.md has the language.
+
+_SIGNS = {"more": 1, "less": -1}
+_BOUND = re.compile(r"\S+?%", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """It fails where it holds. metrics: those that it names, in their order."""
+
+    text: str
+    metrics: tuple[Metric, ...]
+    value: Value
+
+
+@dataclass(frozen=True)
+class Judged:
+    """failed: None where it cannot be judged. why: for people."""
+
+    condition: Condition
+    failed: bool | None
+    why: str
+
+
+def parse_conditions(texts: Sequence[str]) -> list[Condition]:
+    """ExpressionError for all mistakes of all texts."""
+    return read_all(texts, _parse)
+
+
+def _parse(text: str) -> Condition:
+    node = parse_change(text)
+    scope = _ChangeScope(text)
+    value = scope.want("bool", node)
+    scope.end()
+    names = dict.fromkeys(one.text for one in names_in(node))
+    return Condition(text, tuple(BY_NAME[name] for name in names), value)
+
+
+def judge(conditions: Sequence[Condition], compared: Mapping[str, Compared]) -> list[Judged]:
+    """What became of each. No data, or too few units, is no answer."""
+    return [_judge(one, compared) for one in conditions]
+
+
+def _judge(condition: Condition, compared: Mapping[str, Compared]) -> Judged:
+    failed, is_known = condition.value.get(compared)
+    found = [compared[metric.name] for metric in condition.metrics]
+    told = [_why(one) for one in found]
+    if len(found) > 1:
+        told = [f"{one.metric.name}: {why}" for one, why in zip(found, told, strict=True)]
+    return Judged(condition, bool(failed) if is_known else None, "; ".join(told))
+
+
+def _why(found: Compared) -> str:
+    if found.result not in (DIFFERS, SAME):
+        return f"{found.result}: it cannot be judged"
+    if found.result == SAME:
+        return "no difference"
+    return f"its {found.by} changed: {change_text(found.metric, found.change or 0.0)}"
+
+
+class _ChangeScope(Scope):
+    """Names are metrics; a row is what became of them all, by name."""
+
+    what = "metric"
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def name(self, node: Name) -> Value:
+        if node.text not in BY_NAME:
+            return self.unknown(f"metric '{node.text}'", node, BY_NAME)
+        words = ", ".join(CHANGES)
+        return self.add(f"say how {node.text} may not change: {words}, and a bound", node.at)
+
+    def value(self, node: Node) -> Value:
+        if isinstance(node, Operation) and node.operator in CHANGES:
+            return self._change(node)
+        return super().value(node)
+
+    def _change(self, node: Operation) -> Value:
+        name, bound = node.operands
+        before = len(self.mistakes)
+        if not isinstance(name, Name):
+            self.add(f"{node.operator} takes a metric before it", name.at)
+        elif name.text not in BY_NAME:
+            self.name(name)
+        if not isinstance(bound, Number) or not _BOUND.match(self._text, bound.at):
+            self.add("expected a bound such as 5%", bound.at)
+        elif isinstance(name, Name) and name.text in BY_NAME:
+            metric = BY_NAME[name.text]
+            sign = _SIGNS.get(node.operator) or metric.worse * (1, -1)[node.operator == "better"]
+            if not sign:
+                self.add(f"neither direction of {metric.name} is worse: write more or less",
+                         node.at)  # fmt: skip
+            elif bound.value >= 1 and (sign < 0 or metric.kind == SHARE):
+                most = "100 points" if metric.kind == SHARE else "100% less"
+                self.add(f"this never fails: {metric.name} changes by {most} at most", bound.at)
+            else:
+                return _changed(metric.name, sign, float(bound.value))
+        assert len(self.mistakes) > before
+        return WRONG
+
+
+def _changed(name: str, sign: int, bound: float) -> Value:
+    """Whether the metric differs, and by more than `bound` (0.05: five per cent)."""
+
+    def get(compared: Any) -> Found:
+        found: Compared = compared[name]
+        differs = found.result == DIFFERS and sign * (found.change or 0.0) > bound
+        return differs, found.result in (DIFFERS, SAME)
+
+    return Value("bool", get, each=False)
