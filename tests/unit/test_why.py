@@ -375,14 +375,14 @@ def test_bounds_of_what_a_receiver_waits_for() -> None:
 def test_bloat() -> None:
     _, texts = sentence(limit_ns={"cwnd": 8_000 * MS}, srtt_p95_us=80_500.0)
     assert texts[-1].startswith(
-        "round trips take 80.5 ms (95 %), the path alone 500 us: 80 ms in queues on the path"
+        "round trips take 80.5 ms (95 %), the path alone 500 us: 80 ms in queues, here"
     )
     for limit in ("app", "rwnd", "pacing"):
         _, texts = sentence(limit_ns={limit: 8_000 * MS}, srtt_p95_us=80_500.0)
-        assert texts[-1].endswith("ACKs that the receiver delays, or queues on the path")
+        assert texts[-1].endswith("ACKs that the receiver delays, or queues")
     # Who reads slowly acknowledges late.
     _, texts = sentence(limit_ns={"rwnd": 8_000 * MS}, snd_wnd_low_us=3e6, srtt_p95_us=80_500.0)
-    assert texts[-1].endswith("ACKs that the receiver delays, or queues on the path")
+    assert texts[-1].endswith("ACKs that the receiver delays, or queues")
 
 
 BUFFERS = {"net.ipv4.tcp_rmem": "4096 131072 33554432",

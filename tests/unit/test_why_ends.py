@@ -200,11 +200,11 @@ def test_round_trips_of_who_waits_are_told_as_a_mean_and_loopback_has_no_queue()
     waits = {"limit_ns": {"app": 8_000 * MS}, "srtt_p95_us": 5090.0}
     _, texts = sentence(**waits)
     assert texts[-1].startswith("the mean of round trips (srtt; one ACK that is delayed by 40 ms")
-    assert texts[-1].endswith("ACKs that the receiver delays, or queues on the path")
+    assert texts[-1].endswith("ACKs that the receiver delays, or queues")
     for ends in ({"raddr": "127.0.0.2"}, {"raddr": "::1"}, {"raddr": "10.0.0.1"}):
         for limit in ("app", "cwnd"):
             _, texts = sentence(**{**waits, "limit_ns": {limit: 8_000 * MS}}, **ends)
-            assert "queues on the path" not in texts[-1] and "no path to queue on" in texts[-1]
+            assert "or queues" not in texts[-1] and "no path to queue on" in texts[-1]
 
 
 def test_equal_connections_of_one_server_are_one_block(tmp_path: Path) -> None:
@@ -388,6 +388,13 @@ def test_a_window_that_fell_tells_no_upper_bound() -> None:
     text = verdict(receiver(bytes_received=0, limit_ns={"rwnd": MS}, snd_wnd_max=105_000,
                             snd_wnd_fall=105_000, snd_wnd_low_us=1e6))[0]  # fmt: skip
     assert "reads too slowly, its window fell by 105 kB" in text and "up to" not in text
+
+
+def test_a_loss_may_be_of_the_host_that_sends() -> None:
+    sends = receiver(bytes_received=0, limit_ns={"recovery": MS})
+    receives = receiver(receiving_ns={"rx_reorder": 9 * MS}, limit_ns={"idle": MS})
+    assert "or a queue or device of this host does" in verdict(sends)[0]
+    assert "or its sender's own host" in verdict(receives)[0]
 
 
 def test_a_buffer_of_few_segments_is_no_slow_reader() -> None:

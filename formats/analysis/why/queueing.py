@@ -47,7 +47,7 @@ def bloat(one: Connection) -> str:
     if waits or reads_slowly(one, max(limited_us, 1.0)):
         if is_local(one):
             return f"{_MEAN} {times}ACKs that the receiver delays, as there is no path to queue on"
-        return f"{_MEAN} {times}ACKs that the receiver delays, or queues on the path"
+        return f"{_MEAN} {times}ACKs that the receiver delays, or queues"
     if is_local(one):
         return text + "the receiver delays ACKs, or a CPU is busy; there is no path to queue on"
     queue = human_time(one.srtt_p95_us - one.min_rtt_us)
@@ -55,8 +55,9 @@ def bloat(one: Connection) -> str:
         return f"{text}{queue} in this host's queue; a shorter queue there, or one that drops " \
                "early, helps"
     return (
-        f"{text}{queue} in queues on the path (a shorter one, or one that drops early, helps), or "
-        "the path's own delay varies, as on Wi-Fi, mobile networks and where a route changes"
+        f"{text}{queue} in queues, here (tc -s qdisc) or on the path (a shorter one, or one that "
+        "drops early, helps), or the path's own delay varies, as on Wi-Fi, mobile networks and "
+        "where a route changes"
     )
 
 

@@ -331,7 +331,8 @@ _RECEIVING: dict[str, Callable[[Connection], str]] = {
     "rx_app": _reader,
     "rx_autotune": _window,
     "rx_reorder": lambda one: (
-        "data waited behind a segment that was missing: the path drops or reorders packets"
+        "data waited behind a segment that was missing: the path, or its sender's own host, "
+        "drops or reorders packets"
     ),
 }
 _SENTENCES: dict[str, Callable[[Connection], str]] = {
@@ -347,8 +348,7 @@ _SENTENCES: dict[str, Callable[[Connection], str]] = {
     ),
     "recovery": lambda one: (
         f"it recovered from loss ({_again(one)}): the path drops or reorders packets"
-        + ", or this host's own queue drops them (tc -s qdisc)"
-        * (one.share("tsq") >= LEAST_SHARE and one.sends)
+        + ", or a queue or device of this host does (tc -s qdisc; the table drops)" * one.sends
     ),
     "sndbuf": _sndbuf,
     "app": _app,
