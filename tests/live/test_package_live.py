@@ -38,6 +38,7 @@ def debian(packages: Path) -> Iterator[Path]:
 def test_installed_used_upgraded_and_purged(debian: Path) -> None:
     run(debian, f"apt-get -qq update && {INSTALL} /packages/tcpkmon_*-1_amd64.deb")
     assert run(debian, "getent group tcpkmon").startswith("tcpkmon:")
+    assert ".tcpkmon-image" in run(debian, "ls /var/cache/tcpkmon")
     assert "can capture here" in run(debian, "tcpkmon doctor")
     run(debian, "collect -q --ports 5999 --locations default,SEND_CALL -o /first.pm "
                 "-- /usr/bin/python3 /traffic.py")  # fmt: skip
