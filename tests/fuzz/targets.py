@@ -8,6 +8,7 @@ that contradicts another one: what verify passes, every reader must read without
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
 import os
@@ -32,6 +33,7 @@ import click
 from tcpkmon.formats.base import cli
 from tcpkmon.formats.base.cli import CLOCKS
 from tcpkmon.formats.base.errors import DamagedError, TcpkmonError, UsageError
+from tcpkmon.formats.base.expressions import ExpressionError
 
 READ, FAILED, REFUSED, LOST, DAMAGED = 0, 1, 2, 3, 5
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -561,20 +563,23 @@ def _records() -> tuple[Any, Any]:
     return (layout, locations_of(schema)), rows
 
 
+def check_mistakes(error: ExpressionError, text: str) -> None:
+    """Their words are escaped, and their places are in the text."""
+    assert not _CONTROL.search("\n".join(error.lines())), "not escaped"
+    assert all(0 <= mistake.at <= len(text) for _, mistake in error.mistakes)
+
+
 def trigger(data: bytes) -> None:
     """A trigger is refused with places in its text, or it makes masks of any records."""
     from tcpkmon.collector.plan.trigger_watch import Watch
     from tcpkmon.collector.plan.triggers import compile_triggers
-    from tcpkmon.formats.base.expressions import ExpressionError
 
     (layout, locations), rows = _records()
     text = data.decode(errors="surrogateescape")
     try:
         found = compile_triggers([text], layout, locations)
     except ExpressionError as error:
-        lines = "\n".join(error.lines())
-        assert not _CONTROL.search(lines), "not escaped"
-        assert all(0 <= mistake.at <= len(text) for _, mistake in error.mistakes)
+        check_mistakes(error, text)
         return
     watch = Watch(found)
     for hit in [*watch.feed(rows, 0), *watch.tick(10**10)]:
@@ -592,16 +597,13 @@ def _checked(owner: int) -> Any:
 def assertion(data: bytes) -> None:
     """An assertion is refused with places in its text, or it has a result that can be printed."""
     from tcpkmon.formats.analysis.check import as_junit, as_lines, check, github_lines
-    from tcpkmon.formats.base.expressions import ExpressionError
 
     capture = _checked(os.getpid())
     text = data.decode(errors="surrogateescape")
     try:
         found = check(capture, [text])
     except ExpressionError as error:
-        lines = "\n".join(error.lines())
-        assert not _CONTROL.search(lines), "not escaped"
-        assert all(0 <= mistake.at <= len(text) for _, mistake in error.mistakes)
+        check_mistakes(error, text)
         return
     printed = [*as_lines(found[0]), *github_lines(capture, found)]
     assert not _CONTROL.search("\n".join(printed)), "not escaped"
@@ -640,15 +642,12 @@ def where(data: bytes) -> None:
 def fail_if(data: bytes) -> None:
     """A condition is refused with places in its text, or it is judged."""
     from tcpkmon.formats.analysis.diff import compare, judge, parse_conditions
-    from tcpkmon.formats.base.expressions import ExpressionError
 
     text = data.decode(errors="surrogateescape")
     try:
         (condition,) = parse_conditions([text])
     except ExpressionError as error:
-        lines = "\n".join(error.lines())
-        assert not _CONTROL.search(lines), "not escaped"
-        assert all(0 <= mistake.at <= len(text) for _, mistake in error.mistakes)
+        check_mistakes(error, text)
         return
     names = [metric.name for metric in condition.metrics]
     values = {name: [1.0 + n / 9 for n in range(9)] for name in names}
@@ -951,39 +950,14 @@ def lines(data: bytes) -> None:
     check_case(int.from_bytes(data[:8].ljust(8, b"\0"), "big"))
 
 
-def segments(data: bytes) -> None:
-    """A folder of segments: see segment_folders.py."""
-    from tests.fuzz.segment_folders import check
+def in_a_folder(module: str, check: str) -> Callable[[bytes], None]:
+    """A function of a module of tests.fuzz: it takes the bytes, and a folder to work in."""
 
-    check(data, _folder(os.getpid()) / "segments")
+    def run(data: bytes) -> None:
+        function = getattr(importlib.import_module(f"tests.fuzz.{module}"), check)
+        function(data, _folder(os.getpid()) / f"{module}.{check}")
 
-
-def folders(data: bytes) -> None:
-    """A folder whose segments somebody swapped, removed, cut: see folder_changes.py."""
-    from tests.fuzz.folder_changes import check_folder
-
-    check_folder(data, _folder(os.getpid()) / "folders")
-
-
-def forgeries(data: bytes) -> None:
-    """A kept capture that somebody forged: see forgeries.py."""
-    from tests.fuzz.forgeries import check
-
-    check(data, _folder(os.getpid()) / "forged")
-
-
-def archived(data: bytes) -> None:
-    """What zstd holds."""
-    from tests.fuzz.folder_changes import check_archive
-
-    check_archive(data, _folder(os.getpid()) / "archive")
-
-
-def index(data: bytes) -> None:
-    """The index of a folder."""
-    from tests.fuzz.folder_changes import check_index
-
-    check_index(data, _folder(os.getpid()) / "index")
+    return run
 
 
 TARGETS = {
@@ -1055,9 +1029,9 @@ TARGETS = {
     "diff-psc": Target("psc", 10, compared),
     "diff-klogger": Target("klogger", 10, compared),
     "lines": Target("lines", 20, lines, in_c=True),
-    "segments": Target("segments", 30, segments),
-    "folders": Target("folders", 20, folders),
-    "archive": Target("archive", 20, archived),
-    "index": Target("index", 10, index),
-    "forgeries": Target("folders", 20, forgeries),
+    "segments": Target("segments", 30, in_a_folder("segment_folders", "check")),
+    "folders": Target("folders", 20, in_a_folder("folder_changes", "check_folder")),
+    "archive": Target("archive", 20, in_a_folder("folder_changes", "check_archive")),
+    "index": Target("index", 10, in_a_folder("folder_changes", "check_index")),
+    "forgeries": Target("folders", 20, in_a_folder("forgeries", "check")),
 }

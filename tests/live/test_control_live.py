@@ -23,7 +23,6 @@ from tcpkmon.collector.control.choosing import choose
 from tcpkmon.collector.control.client import Client
 from tcpkmon.collector.control.server import ControlServer
 from tcpkmon.collector.linux.privileges import capability_sets
-from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 from tests.live.capturing import wait_until
 from tests.live.faults import PLACE, at
 from tests.live.schema_logs import logging
@@ -209,53 +208,6 @@ def stamp(number: int) -> None:
     """Logs EVENT_START and EVENT_STOP with an id of ours."""
     for operation in (BEGIN, END):
         _libc.prctl(STOPWATCH, ctypes.c_ulong(operation), ctypes.c_ulong(OWN + number), 0, 0)
-
-
-def test_a_capture_obeys(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TCPKMON_RUN", str(folder))
-    group = ("--control-group", group_name(GROUP))
-    with logging(tmp_path / "log", "stopwatch", more=group) as running:
-        client = Client(choose())
-        assert client.collector.pid == running.process.pid
-        stamp(1)
-        client.disable(["EVENT_STOP"])
-        stamp(2)
-        client.enable(["EVENT_STOP"])
-        stamp(3)
-        with pytest.raises(UsageError, match=r"EVENT_STAR'.*did you mean 'EVENT_START'"):
-            client.disable(["EVENT_STOP", "EVENT_STAR"])
-        for refused in (lambda: client.set_buffer_bytes(8 << 20), lambda: client.set_low_water(5)):
-            with pytest.raises(TcpkmonError, match="while logging is on; first: tcpkmon disable"):
-                refused()
-        marked = as_user(folder, (GROUP,), "mark", str((1 << 64) - 1))
-        assert (marked.returncode, marked.stderr) == (0, "")
-        client.disable()
-        stamp(4)
-        client.set_buffer_bytes(8 << 20)
-        client.set_low_water(5)
-        client.disable(["EVENT_START"])
-        client.enable(["EVENT_STOP"])
-        stamp(5)
-        client.enable()
-        stamp(6)
-        told = client.status()
-        log = running.finish()
-    assert not client.collector.path.exists()
-    started = [r["id"] - OWN for r in log.of("EVENT_START") if r["id"] >> 8 == OWN >> 8]
-    stopped = [r["id"] - OWN for r in log.of("EVENT_STOP") if r["id"] >> 8 == OWN >> 8]
-    assert (started, stopped) == ([1, 2, 3], [1, 3, 6])
-    assert log.one("MARK")["number"] == (1 << 64) - 1
-    assert log.one("MARK")["pid"] == int(marked.stdout)
-    assert (told["buffer_bytes"], told["low_water_percent"]) == (8 << 20, 5)
-    assert told["enabled"] is True
-    events = {event["name"]: event for event in told["events"]}
-    assert events["EVENT_START"]["enabled"] is False
-    assert events["EVENT_STOP"]["enabled"] is True
-    assert events["EVENT_START"]["attempts"] >= events["EVENT_START"]["written"] >= 3
-    last = max(log.of("KLOGGER_START"), key=lambda record: int(record["time_ns"]))
-    assert (last["buffer_bytes"], last["low_water_percent"]) == (8 << 20, 5)
-    finished = {record["reason"] for record in log.of("KLOGGER_FINISH")}
-    assert finished == {"DISABLED", "ASKED"}
 
 
 def test_nothing_is_logged_while_it_is_off(

@@ -78,6 +78,10 @@ def test_a_capture_under_control(tmp_path: Path, rings: str) -> None:
         ]  # fmt: skip
         marks = [(event["number"], event["pid"]) for event in log.choose("MARK")]
         assert marks == [(n, os.getpid()) for n in (77, 2**64 - 1, 2**64 - 1)]
+        *_, last = log.choose("KLOGGER_START")
+        assert (last["buffer_bytes"], last["low_water_percent"]) == (1 << 20, 30)
+        ended = {event["reason"] for event in log.choose("KLOGGER_FINISH")}
+        assert ended == {"DISABLED", "ASKED"}
         assert (log.lost, log.problems) == (0, [])
     *_, whole = verify_folder(folder)
     assert whole.exit_code == 0

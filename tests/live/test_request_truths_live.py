@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tcpkmon requests beside redis's own log; all cases of tests/truth/requests with --full."""
+"""tcpkmon requests beside redis's own log; scripts/test --truth requests has all cases."""
 
 from __future__ import annotations
 
@@ -33,9 +33,3 @@ def check(case: Case) -> None:
 ])  # fmt: skip
 def test_redis_slept_and_that_is_said(name: str) -> None:
     check(replace(BY_NAME[name], play=partial(redis.sleeps, count=15)))
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", BY_NAME)
-def test_all_cases(name: str) -> None:
-    check(BY_NAME[name])

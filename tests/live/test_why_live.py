@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +14,6 @@ from tcpkmon.formats.analysis.why import connections, rows_of
 from tests.full import first
 from tests.truth.why.judging import play
 from tests.truth.why.scenarios import SCENARIOS
-from tests.truth.why.transfers import PROGRAMS, TRANSFERS, Transfer, say
 from tests.truth.why.unseen import UNSEEN
 
 LEAST = 0.9
@@ -101,19 +98,3 @@ def test_the_kernel_counts_the_same(tmp_path: Path, name: str) -> None:
     assert "the kernel's own counts: receiver's window" in subprocess.check_output(
         command, text=True
     )
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", [scenario.name for scenario in SCENARIOS])
-def test_all_scenarios(tmp_path: Path, name: str) -> None:
-    assert play(BY_NAME[name], tmp_path).right >= LEAST
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("transfer", TRANSFERS, ids=lambda one: one.title)
-def test_the_verdict_of_a_real_transfer(tmp_path: Path, transfer: Transfer) -> None:
-    if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
-        pytest.skip(f"not installed: {', '.join(missing)}")
-    said = say(transfer, tmp_path)
-    assert re.search(transfer.words, said), said
-    assert "records of the capture are missing" not in said
