@@ -101,8 +101,6 @@ MOST_QUEUED = 1 << 14
 # tcpkmon latency; MOST_CONNECTIONS too.
 MOST_COPIES = 64
 """Records of a layer that cover a byte, on average: more is no traffic."""
-MOST_OPEN = 1 << 21
-"""Records that wait for the end of their bytes' way."""
 
 # Packet captures, for tcpkmon join.
 MOST_BLOCK_BYTES = 1 << 24

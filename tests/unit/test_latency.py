@@ -68,9 +68,9 @@ PARTS = {
 }  # fmt: skip
 
 
-def measure(folder: Path, slowest: int = 3, piece: int = 1 << 19) -> Report:
+def measure(folder: Path, slowest: int = 3, memory: int | None = None) -> Report:
     with open_log(folder) as log:
-        latency = Latency(log, piece)
+        latency = Latency(log, memory)
         summary = Summary(find_flows(latency.survey, ()), latency.survey.begin_ns, slowest)
         for some in latency:
             summary.add(some)
@@ -227,27 +227,23 @@ def test_sequence_numbers_wrap_and_jump(tmp_path: Path) -> None:
     assert flow.unknown == flow.sizes[State.MISSING] == 950 + 100
 
 
-def test_open_bytes_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections that nobody reads: they are put out as they are when too many wait."""
+def test_a_log_that_is_larger_than_the_memory(tmp_path: Path) -> None:
+    """It is spread over files, and both directions and ends of a connection stay together."""
     log = MagnetLog(0)
     for one in range(200):
         ends = ("10.0.0.1", 1000 + one), SERVER
         log.connect(2 * one + 1, *ends, at=one, snd_nxt=FIRST, rcv_nxt=7)
         log.connect(2 * one + 2, *ends[::-1], at=one, snd_nxt=7, rcv_nxt=FIRST)
-    for one in range(200):
-        at = (one + 1) * 20_000_000
-        log.put("TCP_SEND", at + 1, 2 * one + 1, FIRST, FIRST + 10)
-        log.put("IP_SEND", at + 2, 2 * one + 1, FIRST, FIRST + 10)
-        log.put("SOCK_SEND", at + 3, 2 * one + 1, FIRST, FIRST + 10, entered=at)
+    for at, one, both in ((a, b, c) for a in range(3) for b in range(200) for c in (0, 1)):
+        now, lo = (200 * at + one + 1) * 20_000_000 + both, (FIRST, 7)[both] + 10 * at
+        sender, receiver = 2 * one + 1 + both, 2 * one + 2 - both
+        log.put("TCP_SEND", now + 1, sender, lo, lo + 10)
+        log.put("IP_SEND", now + 2, sender, lo, lo + 10)
+        log.put("SOCK_SEND", now + 3, sender, lo, lo + 10, entered=now)
+        log.put("IP_RECV", now + 9, receiver, lo, lo + 10)
     folder = write_folder(tmp_path, log)
-    monkeypatch.setattr("tcpkmon.formats.analysis.latency.records.LEAST_BATCH", 1)
-    waiting: list[int] = []
-    with open_log(folder) as opened:
-        latency = Latency(opened, 10)
-        for some in latency:
-            waiting.append(len(some))
-            assert (some.state == State.ENDED).all()
-    assert sum(waiting) == 200 and len(waiting) > 5
+    whole, spread = as_json(measure(folder)), as_json(measure(folder, memory=1 << 14))
+    assert len(whole["flows"]) == 400 and whole == spread
 
 
 def test_equal_addresses_are_told_apart_by_sequence_numbers_and_time() -> None:

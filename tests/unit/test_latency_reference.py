@@ -6,12 +6,11 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -378,12 +377,11 @@ def _arrival(traffic: Traffic, byte: int) -> int | None:
     return traffic.arrivals.get(byte)
 
 
-def find(folder: Path, traffic: Traffic, piece: int) -> list[Answer | None]:
+def find(folder: Path, traffic: Traffic) -> list[Answer | None]:
     """What the analysis says of each byte; None: nothing."""
     found: list[Answer | None] = [None] * traffic.size
     with open_log(folder) as log:
-        latency = Latency(log, piece)
-        latency._most_open = 1 << 30
+        latency = Latency(log)
         for some in latency:
             for at in range(len(some)):
                 parts = {name: int(values[at]) for name, values in some.parts.items()}
@@ -398,11 +396,11 @@ def find(folder: Path, traffic: Traffic, piece: int) -> list[Answer | None]:
     return found
 
 
-def compare(traffic: Traffic, piece: int) -> None:
+def compare(traffic: Traffic) -> None:
     folder = Path(tempfile.mkdtemp())
     try:
         traffic.write(folder)
-        found = find(folder, traffic, piece)
+        found = find(folder, traffic)
     finally:
         shutil.rmtree(folder)
     for byte, (ours, right) in enumerate(zip(found, explain(traffic), strict=True)):
@@ -418,31 +416,20 @@ EXAMPLES = examples(25)
 ENDS = st.sampled_from([(SENDER, RECEIVER), (SENDER, RECEIVER), (SENDER,), (RECEIVER,)])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def small_pieces() -> Iterator[None]:
-    """So small that a transfer has many of them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tcpkmon.formats.analysis.latency.records.LEAST_BATCH", 1)
-        yield
-
-
-@given(seed=st.integers(0, 1 << 32), ends=ENDS, piece=st.sampled_from([8, 40, 1 << 19]))
+@given(seed=st.integers(0, 1 << 32), ends=ENDS)
 @settings(max_examples=EXAMPLES, deadline=None)
-def test_a_whole_capture(seed: int, ends: tuple[int, ...], piece: int) -> None:
+def test_a_whole_capture(seed: int, ends: tuple[int, ...]) -> None:
     traffic = make_traffic(random.Random(seed))
     traffic.ends = ends
-    compare(traffic, piece)
+    compare(traffic)
 
 
-@given(
-    seed=st.integers(0, 1 << 32), ends=ENDS, share=st.sampled_from([0.003, 0.02, 0.2]),
-    piece=st.sampled_from([8, 1 << 19]),
-)  # fmt: skip
+@given(seed=st.integers(0, 1 << 32), ends=ENDS, share=st.sampled_from([0.003, 0.02, 0.2]))
 @settings(max_examples=EXAMPLES, deadline=None)
-def test_a_capture_with_losses(seed: int, ends: tuple[int, ...], share: float, piece: int) -> None:
+def test_a_capture_with_losses(seed: int, ends: tuple[int, ...], share: float) -> None:
     traffic = make_traffic(random.Random(seed), lossy=share)
     traffic.ends = ends
-    compare(traffic, piece)
+    compare(traffic)
 
 
 @given(seed=st.integers(0, 1 << 32), ends=ENDS, cuts=st.tuples(st.floats(0, 1), st.floats(0, 1)))
@@ -457,4 +444,4 @@ def test_a_capture_that_begins_late_or_ends_early(
     traffic.begin, traffic.end = (int(cut * last) for cut in sorted(cuts))
     before = [r for r in traffic.records if r.time < traffic.begin and r.event == "TCP_RECV"]
     traffic.anchor = max((r.hi for r in before), default=0)
-    compare(traffic, 1 << 19)
+    compare(traffic)

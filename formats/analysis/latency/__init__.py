@@ -3,10 +3,10 @@
 
 stages      the places on a byte's way, and the parts of its time between them
 survey      first look at the logs: connections, peers, losses, what was recorded
-records     second look: columns of records, piece by piece of time
+records     second look: records as events
 axis, joins byte ranges on one axis for all flows, and when they were where
 parts       their parts, and whether they are known
-measure     all of that in bounded memory
+measure     all of that
 summary     statistics; report, text, tables, picture: for people and tools
 """
 

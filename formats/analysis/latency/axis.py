@@ -26,21 +26,6 @@ _IS_RANGE = np.isin(np.arange(len(Stage)), RANGES)
 Array = NDArray[np.int64]
 
 
-class Flows:
-    """What is remembered of each of n flows between pieces. All arrays are (n,).
-
-    last: the unwrapped sequence number of the last event. done: all bytes before it were put out;
-    both are -1 at first. first_write, first_arrival: the first byte of which a SOCK_SEND, or an
-    arrival, is known.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.last = np.full(count, -1, np.int64)
-        self.done = np.full(count, -1, np.int64)
-        self.first_write = np.full(count, np.iinfo(np.int64).max)
-        self.first_arrival = np.full(count, np.iinfo(np.int64).max)
-
-
 @dataclass
 class Axis:
     """Events by flow and time on one axis, and the flows in it. n events, k flows.
@@ -64,7 +49,7 @@ class Axis:
         return numbers + self.base[self.local]
 
 
-def lay_out(given: Events, flows: Flows) -> Axis:
+def lay_out(given: Events) -> Axis:
     """Sort events by flow and time, unwrap their numbers, and lay the flows out on an axis."""
     count = len(given)
     bits = max(count - 1, 1).bit_length()
@@ -74,18 +59,15 @@ def lay_out(given: Events, flows: Flows) -> Axis:
     starts = np.flatnonzero(np.diff(events.flow, prepend=-1))
     local = np.repeat(np.arange(len(starts)), np.diff(starts, append=count))
     present = events.flow[starts].astype(np.int64)
-    _unwrap(events, starts, local, flows)
-    done = flows.done[present]
+    _unwrap(events, starts, local)
     low = np.minimum.reduceat(events.lo, starts)
-    low = np.where(done >= 0, np.minimum(low, done), low)
-    high = np.maximum(np.maximum.reduceat(events.hi, starts), done)
+    high = np.maximum.reduceat(events.hi, starts)
     ends = np.cumsum(high - low + 1)
     base = ends - (high - low + 1) - low
     is_range = _IS_RANGE[events.stage]
     counts = is_range | (events.stage == Stage.ANCHOR)
     floor = _reduce(np.minimum, events.lo, counts, starts, high)
     ceil = _reduce(np.maximum, events.hi, is_range, starts, low)
-    floor = np.where(done >= 0, done, floor)
     return Axis(events, rank, local, present, base, floor + base, np.maximum(ceil, floor) + base)
 
 
@@ -97,29 +79,13 @@ def _reduce(
     return function.reduceat(np.where(chosen, values, default[local]), starts)
 
 
-def _unwrap(events: Events, starts: Array, local: Array, flows: Flows) -> None:
-    """Make sequence numbers of 32 bits to ones of 64, which agree with those of earlier pieces."""
-    if not len(events):
-        return
-    low = events.lo & (_WHOLE - 1)
-    steps = np.diff(unwrap(low, firsts=starts), prepend=0)
+def _unwrap(events: Events, starts: Array, local: Array) -> None:
+    """Make sequence numbers of 32 bits to ones of 64."""
+    steps = np.diff(unwrap(events.lo, firsts=starts), prepend=0)
     steps[np.abs(steps) > _AMBIGUOUS] += _BREAK
-    old = ~events.is_new
-    both = np.flatnonzero(old[1:] & old[:-1]) + 1
-    steps[both] = events.lo[both] - events.lo[both - 1]
     steps[starts] = 0
     chain = np.cumsum(steps)
-    chain -= chain[starts][local]
-    last = flows.last[events.flow[starts]]
-    first = low[starts]
-    near = unwrap(first, last, np.arange(len(first)))
-    begin = np.where(last >= 0, near, first + _WHOLE)
-    if old.any():
-        known, at = np.unique(local[old], return_index=True)
-        places = np.flatnonzero(old)[at]
-        begin[known] = events.lo[places] - chain[places]
-    unwrapped = np.where(old, events.lo, chain + begin[local])
+    begin = events.lo[starts] + _WHOLE - chain[starts]
+    unwrapped = chain + begin[local]
     events.hi = unwrapped + (events.hi - events.lo)
     events.lo = unwrapped
-    events.is_new = np.zeros(len(low), np.bool_)
-    flows.last[events.flow[starts]] = unwrapped[np.append(starts[1:], len(low)) - 1]

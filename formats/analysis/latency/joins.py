@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.latency.axis import Axis, Flows, lay_out
+from tcpkmon.formats.analysis.latency.axis import Axis, lay_out
+from tcpkmon.formats.analysis.latency.missing import NEVER
 from tcpkmon.formats.analysis.latency.records import Events
 from tcpkmon.formats.analysis.latency.stages import RANGES, RETRANSMISSION, TIMES, Stage
 from tcpkmon.formats.analysis.latency.survey import Survey
@@ -37,8 +38,9 @@ class Ranges:
 
     flow, lo, hi: unwrapped sequence numbers. times: CLOCK_MONOTONIC [ns] by name of TIMES, -1:
     none. has_sender, has_receiver: whether that end was recorded. sent_again: how often it was sent
-    again. overlapping: two calls wrote or read it, so it is not known which. come: when all up to
-    it had come at the latest [ns]; -1: not known. What had come when the capture began is known so.
+    again. overlapping: two calls wrote or read it, so it is not known which. written, arrived: the
+    first byte of its flow of which a SOCK_SEND, or an arrival, is known. over: all of its flow's
+    bytes before that were read and acknowledged.
     """
 
     flow: Array
@@ -49,7 +51,9 @@ class Ranges:
     has_receiver: Mask
     sent_again: Array
     overlapping: Mask
-    come: Array
+    written: Array
+    arrived: Array
+    over: Array
 
     def __len__(self) -> int:
         return len(self.flow)
@@ -59,8 +63,8 @@ class Ranges:
         times = {name: column[at] for name, column in self.times.items()}
         return Ranges(
             self.flow[at], self.lo[at], self.hi[at], times, self.has_sender[at],
-            self.has_receiver[at], self.sent_again[at], self.overlapping[at],
-            self.come[at],
+            self.has_receiver[at], self.sent_again[at], self.overlapping[at], self.written[at],
+            self.arrived[at], self.over[at],
         )  # fmt: skip
 
 
@@ -101,19 +105,15 @@ class _Cover:
         return np.bincount(keys >> self._bits, minlength=self.count)
 
 
-def join(given: Events, flows: Flows, survey: Survey) -> tuple[Ranges, Events]:
-    """All ranges of these events, by flow and number, and the events by flow, with 64-bit numbers.
-
-    given: (n,) in time order; updates what `flows` remembers, but not `done`.
-    """
-    axis = lay_out(given, flows)
-    return _Join(axis, given.time, flows, survey).ranges(), axis.events
+def join(given: Events, survey: Survey) -> Ranges:
+    """All ranges of these events, by flow and number. given: (n,) in time order, at least one."""
+    return _Join(lay_out(given), given.time, survey).ranges()
 
 
 class _Join:
     """The arrays of a join; `e` ranges are between the borders."""
 
-    def __init__(self, axis: Axis, times: Array, flows: Flows, survey: Survey) -> None:
+    def __init__(self, axis: Axis, times: Array, survey: Survey) -> None:
         self._axis, self._times, self._survey = axis, times, survey
         events = axis.events
         self._end = len(events)  # a rank after all
@@ -134,21 +134,29 @@ class _Join:
         self._local = np.searchsorted(axis.floor, self._borders, "right") - 1
         self._e = len(self._borders)
         self._valid = self._find_valid()
-        self._first = np.searchsorted(self._borders, lo)
-        self._last = np.searchsorted(self._borders, hi)
+        self._begin = np.searchsorted(self._borders, lo)
+        self._end_at = np.searchsorted(self._borders, hi)
         self._stages = [np.flatnonzero(events.stage == stage) for stage in Stage]
         self._lo = lo
-        self._remember(flows)
 
-    def _remember(self, flows: Flows) -> None:
-        """The first byte that was written, and the first that arrived, of each flow."""
-        events = self._axis.events
-        for stage, kept in (
-            (Stage.SOCK_SEND, flows.first_write),
-            (self._arrive(), flows.first_arrival),
-        ):
-            at = self._stages[stage]
-            np.minimum.at(kept, events.flow[at], events.lo[at])
+    def _first(self, stage: Stage) -> Array:
+        """(e,) the first byte of the flow of which there is such an event."""
+        axis, at = self._axis, self._stages[stage]
+        found = np.full(len(axis.flows), NEVER)
+        np.minimum.at(found, axis.local[at], axis.events.lo[at])
+        return np.asarray(found[self._local])
+
+    def _over(self, has_sender: Mask, has_receiver: Mask) -> Array:
+        """(e,) how far the flow was read and acknowledged: no more records of it will come."""
+        axis, is_recorded = self._axis, self._survey.is_recorded
+        reads = next(filter(is_recorded, (Stage.SOCK_RECV, Stage.TCP_RECV)), Stage.IP_RECV)
+        acks = has_sender & (is_recorded(Stage.IP_RECV) | ~has_receiver)
+        come = np.full(self._e, NEVER)
+        for stage, matters in ((reads, has_receiver), (Stage.ACK, acks)):
+            at, mark = self._stages[stage], np.full(len(axis.flows), -1)
+            np.maximum.at(mark, axis.local[at], axis.events.hi[at])
+            come = np.where(matters, np.minimum(come, mark[self._local]), come)
+        return np.where(come == NEVER, -1, come)
 
     def _arrive(self) -> Stage:
         return Stage.IP_RECV if self._survey.is_recorded(Stage.IP_RECV) else Stage.DEV_RECV
@@ -159,7 +167,7 @@ class _Join:
 
     def _cover(self, stage: Stage) -> _Cover:
         at = self._stages[stage]
-        return _Cover(self._first[at], self._last[at], self._axis.rank[at], self._bits, self._e)
+        return _Cover(self._begin[at], self._end_at[at], self._axis.rank[at], self._bits, self._e)
 
     def ranges(self) -> Ranges:
         """Put the times together."""
@@ -205,7 +213,8 @@ class _Join:
         hi = np.append(places[1:], 0)
         found = Ranges(
             flow, places, hi, times, has_sender, has_receiver, np.maximum(told, 0), overlapping,
-            np.where(by_then < 0, -1, self._times[by_then]),
+            self._first(Stage.SOCK_SEND), self._first(self._arrive()),
+            self._over(has_sender, has_receiver),
         )  # fmt: skip
         return found.take(self._valid)
 
@@ -258,12 +267,6 @@ class _Join:
         early = np.where(arrived >= 0, arrived, -1)
         late = np.where(arrived >= 0, arrived, _or(in_order, end))
         early[~self._valid] = late[~self._valid] = -1
-        held = self._stages[Stage.HELD]
-        if len(held):
-            first = np.searchsorted(self._borders, self._axis.floor[self._axis.local[held]])
-            is_sure = self._axis.events.flags[held] == 0
-            np.maximum.at(early, first[is_sure], self._axis.rank[held[is_sure]])
-            np.maximum.at(late, first, self._axis.rank[held])
         offset = self._local * (end + 2)
         least, most = (np.maximum.accumulate(one + offset) - offset for one in (early, late))
         return np.where((least == most) & (arrived >= 0) & (most < end), most, -1)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tcpkmon.formats.analysis.latency.axis import Flows
 from tcpkmon.formats.analysis.latency.joins import Ranges
 from tcpkmon.formats.analysis.latency.missing import ALWAYS, NEVER
 from tcpkmon.formats.analysis.latency.stages import (
@@ -62,10 +61,8 @@ def find_links(survey: Survey) -> dict[Chain, list[Link]]:
     return {chain: make_links(chain, is_usable) for chain in CHAINS}
 
 
-def measure(
-    ranges: Ranges, survey: Survey, flows: Flows, links: dict[Chain, list[Link]], over: Array
-) -> Measured:
-    """The parts of n ranges. over: (flows,) the bytes before it have ended their way."""
+def measure(ranges: Ranges, links: dict[Chain, list[Link]], survey: Survey) -> Measured:
+    """The parts of n ranges."""
     count = len(ranges)
     chain = np.where(ranges.has_sender & ranges.has_receiver, Chain.BOTH, Chain.RECEIVER)
     alone = ranges.has_sender & ~ranges.has_receiver
@@ -82,8 +79,8 @@ def measure(
             continue
         some = ranges.take(at)
         names = [wanted[0].begin, *(link.end for link in wanted)]
-        starts = flows.first_arrival if kind == Chain.RECEIVER else flows.first_write
-        state[at] = found = _judge(some, names, survey, starts, over)
+        starts = some.arrived if kind == Chain.RECEIVER else some.written
+        state[at] = found = _judge(some, names, survey, starts)
         good = at[found == State.MEASURED]
         for link in wanted:
             spent = ranges.times[link.end][good] - ranges.times[link.begin][good]
@@ -97,11 +94,11 @@ def measure(
 
 
 def _judge(
-    ranges: Ranges, names: list[str], survey: Survey, starts: Array, over: Array
+    ranges: Ranges, names: list[str], survey: Survey, starts: Array
 ) -> NDArray[np.uint8]:
     """The states of ranges with one chain, whose times have these names.
 
-    starts: (flows,) the first byte of which the beginning of the chain is known.
+    starts: (n,) the first byte of which the beginning of the chain is known.
     """
     table = np.stack([ranges.times[name] for name in names])
     known = table >= 0
@@ -114,8 +111,8 @@ def _judge(
     lacking = ~known.all(0)
     state[lacking] = State.MISSING
     one_run = some & (runs == 1)
-    ended = one_run & ~known[-1] & (ranges.hi > over[ranges.flow])
-    began = (~some | one_run) & ~known[0] & (ranges.lo < starts[ranges.flow])
+    ended = one_run & ~known[-1] & (ranges.hi > ranges.over)
+    began = (~some | one_run) & ~known[0] & (ranges.lo < starts)
     state[lacking & ended & known[0]] = State.ENDED
     state[lacking & began & (known[-1] | ended | ~some)] = State.BEGAN
     # What is not known may have been long ago, or be still to come.

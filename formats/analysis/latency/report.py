@@ -90,7 +90,6 @@ def make_report(latency: Latency, summary: Summary) -> Report:
     """The report, after the summary has all ranges."""
     survey = latency.survey
     spreads = summary.spreads()
-    thoughts = latency.thinking.of_connections()
     stories: dict[int, list[Slow]] = {}
     for row in summary.stories:
         stories.setdefault(int(row["flow"]), []).append(_slow(row, survey.begin_ns))
@@ -108,7 +107,7 @@ def make_report(latency: Latency, summary: Summary) -> Report:
         ends = _connections(survey, flow)
         slowest = stories.get(flow, [])
         twice = int(summary.again[flow])
-        thought = thoughts.get(int(survey.sender[flow]))
+        thought = latency.thoughts.get(int(survey.sender[flow]))
         flows.append(
             Flow(flow, name, owner, side, ends, sizes, twice, once, again, slowest, thought)
         )

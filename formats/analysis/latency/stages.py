@@ -11,8 +11,7 @@ from typing import NamedTuple
 class Stage(enum.IntEnum):
     """The events of schema magnet that are joined, in the order of a byte's way.
 
-    ACK is an IP_RECV with an acknowledgement. ANCHOR is a MAGNET_CONNECTION's rcv_nxt. HELD stands
-    for the arrival of bytes that were put out already.
+    ACK is an IP_RECV with an acknowledgement. ANCHOR is a MAGNET_CONNECTION's rcv_nxt.
     """
 
     SOCK_SEND = 0
@@ -26,7 +25,6 @@ class Stage(enum.IntEnum):
     SOCK_RECV = 8
     ACK = 9
     ANCHOR = 10
-    HELD = 11
 
 
 EVENTS = tuple(Stage)[: Stage.ACK]

@@ -108,7 +108,7 @@ def make_survey(readers: tuple[Source, ...]) -> Survey:
         spans += missing.spans(reader.losses.complete and not reader.problems)
     begin, end = min(first, default=0), max(last, default=0)
     recorded = {stage: _why_not(stage.name, said, occurs) for stage in EVENTS}
-    recorded |= {Stage.ACK: recorded[Stage.IP_RECV], Stage.ANCHOR: "", Stage.HELD: ""}
+    recorded |= {Stage.ACK: recorded[Stage.IP_RECV], Stage.ANCHOR: ""}
     ends = first_of_each(np.concatenate([np.empty(0, END), *rows]))
     if len(ends) > MOST_CONNECTIONS:
         raise UsageError(f"more than {MOST_CONNECTIONS:,} connections", "filter the capture")
