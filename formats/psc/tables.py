@@ -9,7 +9,8 @@ Where the file's schema says that a value means that there is none, it is null.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -19,10 +20,44 @@ from tcpkmon.formats.base.arrow import encode, fixed, import_pyarrow, with_texts
 from tcpkmon.formats.base.text import address_of, text_of
 from tcpkmon.formats.lines import StringWriter
 from tcpkmon.formats.psc.entries import Entries
+from tcpkmon.formats.psc.header import encode_header
 from tcpkmon.formats.psc.lines import Text, write_lines
-from tcpkmon.formats.psc.plain import write_plain
 from tcpkmon.formats.psc.sequence import Losses
-from tcpkmon.formats.psc.values import decode
+from tcpkmon.formats.psc.values import ORDERS, decode
+
+# A PSC file as the report of 2000 has it, for readers that know nothing else.
+#
+# No control entries, no header kinds beyond those of the report. Entries are numbered as if control
+# entries had never been: a gap in the numbers is a loss, as in the report.
+
+_NUMBERS = ("seq_no", "seq")
+_ALWAYS = ("seq_no", "time", "lport", "rport")
+
+
+def write_plain(entries: Entries, names: Collection[str], out: BinaryIO) -> None:
+    """Write all snapshots. names: the columns that the header describes, beside those that each
+    reader needs; the entries are as long as they were. UsageError."""
+    header = entries.header
+    columns = tuple(one for one in header.columns if one.name in names or one.name in _ALWAYS)
+    plain = replace(header, columns=columns, extras={}, has_checksum=False)
+    out.write(encode_header(plain))
+    numbers = [one for one in header.columns if one.name in _NUMBERS and one.is_integer]
+    left_out = 0
+    for piece in entries.chunks():
+        rows = entries.rows(piece.start, piece.stop)
+        is_control = entries.control_of(rows)
+        found = np.ascontiguousarray(entries.snapshots_of(rows)).view(np.uint8)
+        found = found.reshape(-1, header.entry_size).copy()
+        before = (left_out + np.cumsum(is_control))[~is_control]
+        for column in numbers if left_out or is_control.any() else ():
+            order = ">" if column.is_network else ORDERS[header.endian]
+            place = slice(column.offset, column.offset + column.length)
+            was = np.ascontiguousarray(found[:, place]).view(f"{order}u{column.length}").ravel()
+            now = was - before.astype(was.dtype)
+            found[:, place] = now.astype(was.dtype).view(np.uint8).reshape(-1, column.length)
+        left_out += int(is_control.sum())
+        out.write(found.data)
+
 
 SNAPSHOT = "SNAPSHOT"
 ROWS = 1 << 16
@@ -130,7 +165,7 @@ class Snapshots:
 
     def write_text(self, form: str, out: BinaryIO) -> None:
         """Write "csv", "spreadsheet" or "json", in the order of the file, or the file "psc1" of
-        formats/psc/plain.py; else UsageError."""
+        write_plain() below; else UsageError."""
         if form == "psc1":
             write_plain(self.capture, self.names, out)
             return

@@ -18,7 +18,7 @@ from tcpkmon.collector.plan.schema_sources import Source, find_sources
 from tcpkmon.collector.ring.points import FIRST_OWN
 from tcpkmon.formats.base.errors import SchemaError, UsageError
 from tcpkmon.formats.klogger.describe import describe_snapshot
-from tcpkmon.formats.psc.description import Description
+from tcpkmon.formats.psc.entries import Description
 from tcpkmon.formats.psc.header import decode_header, encode_header, writer_header
 from tcpkmon.formats.schema import Schema, format_schema, load, parse
 
