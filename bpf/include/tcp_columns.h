@@ -57,6 +57,31 @@ NEEDS(advmss, "tcp_sock.advmss")
 NEEDS(rcv_mss, "inet_connection_sock.icsk_ack.rcv_mss")
 NEEDS(probes_out, "inet_connection_sock.icsk_probes_out")
 NEEDS(ecn_flags, "tcp_sock.ecn_flags")
+NEEDS(received_ce, "tcp_sock.received_ce")
+NEEDS(total_rto_time, "tcp_sock.total_rto_time")
+NEEDS(plb_rehash, "tcp_sock.plb_rehash")
+NEEDS(snd_cwnd_clamp, "tcp_sock.snd_cwnd_clamp")
+NEEDS(tcp_tx_delay, "tcp_sock.tcp_tx_delay")
+NEEDS(undo_retrans, "tcp_sock.undo_retrans")
+NEEDS(total_rto, "tcp_sock.total_rto")
+NEEDS(total_rto_recoveries, "tcp_sock.total_rto_recoveries")
+NEEDS(timeout_rehash, "tcp_sock.timeout_rehash")
+NEEDS(gso_segs, "tcp_sock.gso_segs")
+NEEDS(compressed_ack, "tcp_sock.compressed_ack")
+NEEDS(scaling_ratio, "tcp_sock.scaling_ratio")
+NEEDS(accecn_fail_mode, "tcp_sock.accecn_fail_mode")
+NEEDS(saw_accecn_opt, "tcp_sock.saw_accecn_opt")
+NEEDS(is_sack_reneg, "tcp_sock.is_sack_reneg")
+NEEDS(tcp_usec_ts, "tcp_sock.tcp_usec_ts")
+NEEDS(syn_data, "tcp_sock.syn_data")
+NEEDS(syn_data_acked, "tcp_sock.syn_data_acked")
+NEEDS(fastopen_client_fail, "tcp_sock.fastopen_client_fail")
+NEEDS(delivered_ce_bytes, "tcp_sock.delivered_ecn_bytes")
+NEEDS(received_ce_bytes, "tcp_sock.received_ecn_bytes")
+NEEDS(sk_txhash, "sock.sk_txhash")
+NEEDS(sk_napi_id, "sock.sk_napi_id")
+NEEDS(ack_pending, "inet_connection_sock.icsk_ack.pending")
+NEEDS(sk_rx_queue_mapping, "sock_common.skc_rx_queue_mapping")
 NEEDS(max_packets_out, "tcp_sock.max_packets_out")
 NEEDS(rate_delivered, "tcp_sock.rate_delivered")
 NEEDS(rate_interval_us, "tcp_sock.rate_interval_us")
@@ -483,6 +508,31 @@ static __always_inline void fill_socket(const int direct, const int watched, str
     SET(probes_out, GET(icsk, icsk_probes_out));
     SET(pending, GET(icsk, icsk_pending));
     SET(ecn_flags, GET(tp, ecn_flags));
+    SET(received_ce, GET(tp, received_ce));
+    SET(total_rto_time, GET(tp, total_rto_time));
+    SET(plb_rehash, GET(tp, plb_rehash));
+    SET(snd_cwnd_clamp, GET(tp, snd_cwnd_clamp));
+    SET(tcp_tx_delay, GET(tp, tcp_tx_delay));
+    SET(undo_retrans, GET(tp, undo_retrans));
+    SET(total_rto, GET(tp, total_rto));
+    SET(total_rto_recoveries, GET(tp, total_rto_recoveries));
+    SET(timeout_rehash, GET(tp, timeout_rehash));
+    SET(gso_segs, GET(tp, gso_segs));
+    SET(compressed_ack, GET(tp, compressed_ack));
+    SET(scaling_ratio, GET(tp, scaling_ratio));
+    SET(accecn_fail_mode, BITFIELD_tcp_sock_accecn_fail_mode(tp));
+    SET(saw_accecn_opt, BITFIELD_tcp_sock_saw_accecn_opt(tp));
+    SET(is_sack_reneg, BITFIELD_tcp_sock_is_sack_reneg(tp));
+    SET(tcp_usec_ts, BITFIELD_tcp_sock_tcp_usec_ts(tp));
+    SET(syn_data, BITFIELD_tcp_sock_syn_data(tp));
+    SET(syn_data_acked, BITFIELD_tcp_sock_syn_data_acked(tp));
+    SET(fastopen_client_fail, BITFIELD_tcp_sock_fastopen_client_fail(tp));
+    SET(delivered_ce_bytes, GET(tp, delivered_ecn_bytes[2]));
+    SET(received_ce_bytes, GET(tp, received_ecn_bytes[2]));
+    SET(sk_txhash, GET(sk, sk_txhash));
+    SET(sk_napi_id, GET(sk, sk_napi_id));
+    SET(ack_pending, GET(icsk, icsk_ack.pending));
+    SET(sk_rx_queue_mapping, GET(sk, __sk_common.skc_rx_queue_mapping));
     FILL_OWN(direct, watched, tp, entry);
 }
 

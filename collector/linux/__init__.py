@@ -24,6 +24,7 @@ __all__ = [
     "probe_kinds",
     "syscalls",
     "system_settings",
+    "time_namespace",
     "trusted_files",
     "uprobes",
     "waiting",

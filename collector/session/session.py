@@ -8,6 +8,7 @@ import sys
 from contextlib import ExitStack
 
 from tcpkmon.collector.linux import privileges
+from tcpkmon.collector.linux.time_namespace import leave_time_namespace
 from tcpkmon.collector.loader.capture_maps import Kernel
 from tcpkmon.collector.loader.prepare import check_privilege, prepare
 from tcpkmon.collector.plan.request import Request, check_request
@@ -34,6 +35,7 @@ def run(request: Request, overseer: Overseer | None = None) -> int:
     LossError under fail_on_loss, FileError when a write failed. Errors of the preparation leave
     no file and no program behind."""
     check_privilege()
+    leave_time_namespace()
     check_request(request)
     limits = privileges.raise_limits()
     sys.setswitchinterval(SWITCH_S)

@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ import pytest
 import tcpkmon
 from tcpkmon.collector.commands.collect import command
 from tcpkmon.formats.base import cli
+from tcpkmon.formats.psc.reader import Capture
 from tests.live.faults import (
     COLLECT,
     WAIT_S,
@@ -367,3 +369,15 @@ def test_sudos_caller_runs_the_command(space: Space, folder: Path) -> None:
     done = run([*common, "--", "id", "-u"], env=environment(SUDO_UID="3999999999"))
     check_refused(done, 2, "SUDO_UID")
     assert not os.listdir(folder)
+
+
+def test_a_time_namespace(folder: Path) -> None:
+    """The times of day are the true ones."""
+    apart = ["unshare", "--time", "--monotonic", "500000", "--fork"]
+    path = folder / "x.pm"
+    done = run([*apart, COLLECT, "-q", "--ports", "9", "-o", str(path), "--", "true"])
+    assert done.code == 0, done.stderr
+    clock = Capture(path).clock
+    assert clock is not None
+    ahead_ns = clock[1] - clock[0] - time.time_ns() + time.monotonic_ns()
+    assert abs(ahead_ns) < 1_000_000_000

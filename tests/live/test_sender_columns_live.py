@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import socket
+import struct
 import time
 from pathlib import Path
 
@@ -54,6 +55,34 @@ def test_the_columns_say_what_ss_says(tmp_path: Path, congestion: str) -> None:
         gain = re.search(rf"{name}:([\d.]+)", told[1])
         assert gain and value(f"bbr_{name}") / 256 == pytest.approx(float(gain[1]), abs=0.01)
     assert set(np.unique(records["bbr_mode"])) <= {1, 2, 3, 4}
+
+
+def test_timeouts_and_options_of_a_socket(tmp_path: Path) -> None:
+    """Against TCP_INFO, and options that were set."""
+    with Lab() as lab, capturing(tmp_path / "a.pm", *EVERY, *within(lab)) as run:
+        with listening(lab.b, "10.77.0.2") as listener:
+            pair = join(lab.a, listener, "10.77.0.2")
+        lab.drop_all(f"tcp sport {pair.client_port}")
+        pair.client.sendall(bytes(100))
+        time.sleep(1)
+        lab.drop_all("")
+        pair.server.recv(100)
+        pair.exchange()
+        at_rest(lab, pair)
+        info = pair.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 248)
+        outcome = run.stop()
+        records, port = outcome.records, pair.client_port
+        pair.close()
+    absent = outcome.capture.settings["absent_columns"]
+    value = records.where(lport=port).last
+    if "total_rto" not in absent:
+        told = struct.unpack_from("=IHHI", info, 236)
+        names = ("total_rto", "total_rto_recoveries", "total_rto_time")
+        assert tuple(value(name) for name in names) == told[1:]
+        assert value("timeout_rehash") == told[0] > 0
+    assert 0 < value("scaling_ratio") < 256 and value("gso_segs") > 1
+    assert value("is_sack_reneg") == value("syn_data") == value("tcp_tx_delay") == 0
+    assert value("snd_cwnd_clamp") == 2**32 - 1
 
 
 def ago(records: Records, clock: str) -> np.ndarray:
