@@ -20,6 +20,11 @@ from tcpkmon.formats.base.errors import TcpkmonError
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 MOUNTS = Path("/proc/mounts")
+_REASONS = {
+    "drop reasons": ("skb_drop_reason", "before Linux 5.17 drops have no reason, and so no cause"),
+    "reset reasons": ("sk_rst_reason", "before Linux 6.10 resets have none: no cause orphans"),
+}
+"""What a kernel may not say, its enum, and what is lacking then."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,11 @@ def examine() -> Report:
         Check("tracing", attachable, "programs attach" if attachable else "nothing attaches",
               "CONFIG_BPF_EVENTS and CONFIG_DEBUG_INFO_BTF are needed")
     )  # fmt: skip
+    btf = Btf.from_kernel()
+    for name, (enum, lacking) in _REASONS.items():
+        there = btf.find_enum(enum) is not None
+        checks.append(Check(name, there, "there" if there else "not in this kernel", lacking,
+                            needed=False))  # fmt: skip
     unseen = plan.unseen
     checks.append(Check("processes", not unseen, unseen or "programs see all", needed=False))
     if attachable:

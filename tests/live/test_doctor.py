@@ -15,6 +15,7 @@ from tcpkmon.collector.loader.prepare import prepare
 from tcpkmon.collector.plan.filters import Filters
 from tcpkmon.collector.plan.request import Request
 from tests.live.faults import as_nobody, run
+from tests.live.test_drops_live import reasons
 
 
 def test_it_can_capture_and_the_program_is_in_the_cache_then(
@@ -26,7 +27,9 @@ def test_it_can_capture_and_the_program_is_in_the_cache_then(
     assert asked.return_value == 0
     report = json.loads(asked.output)
     assert report["able"] is True
-    assert {check["name"]: check["good"] for check in report["checks"]}["compiler"] is True
+    good = {check["name"]: check["good"] for check in report["checks"]}
+    assert good["compiler"] is True
+    assert good["drop reasons"] == bool(reasons())
     assert report["locations"]["SEGMENT_RECEIVED"] in {"btf:tcp_probe", "raw:tcp_probe"}
     kept = list(tmp_path.glob(f"*{SUFFIX}"))
     assert len(kept) == 1
