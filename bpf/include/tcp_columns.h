@@ -608,6 +608,40 @@ static __always_inline void fill_ends(const int watched, struct endpoints *ends,
     SET(family, ends->family);
 }
 
+#define AS_ICSK(sk) ((struct inet_connection_sock *)(sk))
+
+/* Whether no further connection fits into the accept queue of a listener. */
+static __always_inline int is_accept_full(struct sock *sk) {
+    return READ(0, sk, sk_ack_backlog) > READ(0, sk, sk_max_ack_backlog);
+}
+
+/* A listener's queues, in columns that have no meaning there: formats/analysis/listeners.py reads them.
+ * The first two are where TCP_INFO has them. is_copy: sk is a new connection, of which the kernel
+ * has just copied the listener, but not all of it.
+ */
+static __always_inline void fill_queues(const int watched, struct sock *sk, int is_copy,
+                                        u8 *entry) {
+    struct inet_connection_sock *icsk = AS_ICSK(sk);
+    struct sock_reuseport *group = READ(0, sk, sk_reuseport_cb);
+    /* When a cookie was sent, to the second [jiffies]. */
+    u32 cookie = group ? READ(0, group, synq_overflow_ts)
+                       : READ(0, (struct tcp_sock *)sk, rx_opt.ts_recent_stamp);
+    u64 age = (u32)bpf_jiffies64() - cookie;
+
+    SET(packets_out, READ(0, sk, sk_ack_backlog));
+    SET(sacked_out, READ(0, sk, sk_max_ack_backlog));
+    SET(srtt_us, cookie ? saturate(age * (1000000 / KLOGGER_HZ) + 1) : 0);
+    if (is_copy)
+        return;
+    SET(lost_out, READ(0, sk, sk_drops.counter));
+    SET(retrans_out, READ(0, icsk, icsk_accept_queue.qlen.counter));
+    SET(snd_cwnd_segs, group ? READ(0, group, num_socks) : 0);
+    SET(mss, READ(0, icsk, icsk_accept_queue.rskq_defer_accept));
+    SET(snd_wnd, READ(0, icsk, icsk_accept_queue.fastopenq.qlen));
+    SET(rcv_wnd, READ(0, icsk, icsk_accept_queue.fastopenq.max_qlen));
+    SET(snd_una, number_of((u64)sk) * 0x9e3779b97f4a7c15ull >> 32);
+}
+
 /* Fills all columns but those of commit(). tp is null where there is no full socket. */
 static __always_inline void fill(const int direct, const int watched, struct sock *sk,
                                  struct tcp_sock *tp, struct sk_buff *skb,
@@ -627,6 +661,8 @@ static __always_inline void fill(const int direct, const int watched, struct soc
         SET(min_rtt_us, ~0u);
         SET(uid, ~0u);
     }
+    if (flags & QUEUES)
+        fill_queues(watched, sk, (flags & (FRESH | OWNER)) == FRESH, entry);
     fill_ends(watched, ends, entry);
     callvalue = fill_segment(direct, watched, skb, segment, entry, callvalue, flags);
     if (HAS(seg_len) && (flags & HANDSHAKE) && tp)

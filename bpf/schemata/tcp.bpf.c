@@ -6,6 +6,7 @@
 /* collector/plan/kernel_types.py declares the kernel types that this text names. These are types
  * of members.
  */
+struct fastopen_queue;
 struct in6_addr;
 struct inode;
 struct kernfs_node;
@@ -16,6 +17,7 @@ struct netns_ipv4;
 struct percpu_counter;
 struct proto_accept_arg;
 struct rb_root;
+struct request_sock_queue;
 struct sock_cgroup_data;
 struct socket_alloc;
 struct task_struct;
@@ -47,6 +49,7 @@ enum skb_drop_reason;
 #define HANDSHAKE 512  /* seg_len is the data that the SYN carried */
 #define LISTENS   1024 /* the socket begins to listen */
 #define DROPPED   2048 /* the packet was dropped: its segment is recorded */
+#define QUEUES    4096 /* the socket is a listener: its queues are recorded */
 
 #include "network_packet.h"
 #include "tcp_known.h"
@@ -153,14 +156,17 @@ PROBE(state_change, "STATE_CHANGE", "btf:inet_sock_set_state raw:inet_sock_set_s
     u32 flags = KLOGGER_ENABLED_STATE_CHANGE ? 0 : NO_RECORD;
 
     if (new == STATE_SYN_SENT || new == STATE_LISTEN)
-        flags |= FRESH | OWNER | (new == STATE_LISTEN ? LISTENS : 0);
+        flags |= FRESH | OWNER | (new == STATE_LISTEN ? LISTENS | QUEUES : 0);
     else if (new == STATE_SYN_RECV && old == STATE_LISTEN)
-        flags |= FRESH;
+        flags |= FRESH | QUEUES; /* the kernel has just copied the listener */
     else if (new == STATE_ESTABLISHED)
         flags |= HANDSHAKE;
+    else if (old == STATE_LISTEN)
+        flags |= QUEUES;
     if (KLOGGER_BY_INODE && old == STATE_LISTEN && new == STATE_CLOSE)
         end_listener(DIRECT, sk);
-    flags = klogger_unknown(cpu, flags) & (NO_RECORD | FRESH | OWNER | LISTENS | HANDSHAKE);
+    flags =
+        klogger_unknown(cpu, flags) & (NO_RECORD | FRESH | OWNER | LISTENS | HANDSHAKE | QUEUES);
     snapshot(ctx, cpu, DIRECT, LOCATION_STATE_CHANGE, sk, 0, new, flags);
 }
 #endif
@@ -208,9 +214,9 @@ PROBE(reset_received, "RESET_RECEIVED", "btf:tcp_receive_reset raw:tcp_receive_r
 { snapshot(ctx, cpu, DIRECT, LOCATION_RESET_RECEIVED, (struct sock *)ARG(0), 0, 0, 0); }
 #endif
 
-/* No location: it finds the owner of an accepted connection, on kernels with fexit. */
+/* Attached even if ACCEPTED is not recorded: it finds the owner of an accepted connection. */
 #if USE_accepted
-PROBE(accepted, "", "fexit:inet_csk_accept")
+PROBE(accepted, "ACCEPTED", "fexit:inet_csk_accept")
 {
 #ifdef HAVE_struct_proto_accept_arg
     /* Linux 6.10: (sk, arg) */
@@ -221,7 +227,49 @@ PROBE(accepted, "", "fexit:inet_csk_accept")
 #endif
 
     if (sk)
-        snapshot(ctx, cpu, 0, LOCATION_STATE_CHANGE, sk, 0, 0, OWNER | NO_RECORD);
+        snapshot(ctx, cpu, 0, LOCATION_ACCEPTED, sk, 0,
+                 READ(0, (struct sock *)ARG(0), sk_ack_backlog), OWNER);
+}
+#endif
+
+/* Records a listener's queues. skb: the SYN or ACK that arrived there. */
+static __always_inline void record_listener(void *ctx, struct klogger_cpu *cpu, struct sock *sk,
+                                            struct sk_buff *skb) {
+    struct segment segment = {};
+
+    if (READ(0, sk, __sk_common.skc_state) == STATE_LISTEN && segment_of(skb, 1, &segment))
+        record(ctx, cpu, 0, LOCATION_LISTENER, sk, skb, &segment, READ(0, sk, sk_ack_backlog),
+               DROPPED | PACKET | QUEUES);
+}
+
+/* A handshake's ACK finds the accept queue full, or is set aside until data comes. */
+#if USE_request_answered
+PROBE(request_answered, "LISTENER", "fentry:tcp_check_req kprobe:tcp_check_req")
+{
+    struct sock *sk = (struct sock *)ARG(0);
+
+    if (is_accept_full(sk) || READ(0, AS_ICSK(sk), icsk_accept_queue.rskq_defer_accept))
+        record_listener(ctx, cpu, sk, (struct sk_buff *)ARG(1));
+}
+#endif
+
+/* A SYN finds a queue full. In a flood, a listener is recorded sixteen times a second. */
+#if USE_syn_arrived
+BPF_TABLE("lru_hash", u64, u64, full_listeners, 1024);
+
+PROBE(syn_arrived, "LISTENER", "fentry:tcp_conn_request kprobe:tcp_conn_request")
+{
+    struct sock *sk = (struct sock *)ARG(2);
+    u64 key = (u64)sk, now = bpf_jiffies64(), *last;
+    u32 requests = READ(0, AS_ICSK(sk), icsk_accept_queue.qlen.counter);
+
+    if (!is_accept_full(sk) && requests < READ(0, sk, sk_max_ack_backlog))
+        return;
+    last = full_listeners.lookup(&key);
+    if (last && now - *last < KLOGGER_HZ / 16)
+        return;
+    full_listeners.update(&key, &now);
+    record_listener(ctx, cpu, sk, (struct sk_buff *)ARG(3));
 }
 #endif
 
@@ -373,7 +421,8 @@ PROBE(dropped, "RCVQ_FULL DROPPED", "btf:kfree_skb raw:kfree_skb")
     if (sk && state != STATE_LISTEN)
         record(ctx, cpu, 0, location, sk, skb, &segment, callvalue, DROPPED);
     else
-        record(ctx, cpu, 0, location, sk, skb, &segment, callvalue, DROPPED | PACKET);
+        record(ctx, cpu, 0, location, sk, skb, &segment, callvalue,
+               DROPPED | PACKET | (sk ? QUEUES : 0));
 }
 #endif
 

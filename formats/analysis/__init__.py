@@ -52,6 +52,7 @@ __all__ = [
     "gather",
     "latencies",
     "latency",
+    "listeners",
     "match_calls",
     "match_pairs",
     "open_log",

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.arrays import is_one_of
 from tcpkmon.formats.analysis.blocks import Block
+from tcpkmon.formats.analysis.listeners import is_listening, records_listeners
 from tcpkmon.formats.analysis.why import Snapshots, Source, Table
 from tcpkmon.formats.analysis.why.assemble import address
 from tcpkmon.formats.analysis.why.columns import columns_of
@@ -42,7 +43,8 @@ evidence | text | what shows it, and what to look at
 """)
 _COLUMNS = ("conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state",
             "snd_una", "snd_max", "snd_sb_cc", "rcv_sb_cc", "srtt_us", "rcv_nxt")  # fmt: skip
-_OPTIONAL = ("netns", "seg_flags", "sk_rmem_bytes", "dsack_dups", "total_retrans")
+_OPTIONAL = ("netns", "seg_flags", "sk_rmem_bytes", "dsack_dups", "total_retrans",
+             "packets_out", "sacked_out", "lost_out")  # fmt: skip
 _ENDS = ("laddr", "lport", "raddr", "rport")
 _Ends = tuple[int, bytes, int, bytes, int]
 _Key = tuple[str, int, bool, bool, Any]
@@ -160,6 +162,93 @@ class Drops:
                         f"{packets} {OF_DROPS[cause]}")  # fmt: skip
 
 
+@dataclass
+class _Full:
+    """A time in which a listener's accept queue was full. drops: SYNs and ACKs dropped meanwhile;
+    uncounted: one that the last record is of."""
+
+    laddr: bytes
+    start_ns: int
+    end_ns: int
+    queue: int
+    backlog: int
+    drops: int = 0
+    uncounted: int = 0
+
+
+class Queues:
+    """The accept queues of listeners.
+
+    Each connection that is made says how many waited before it: a queue that is full is so until
+    the next one.
+    """
+
+    def __init__(self) -> None:
+        self._full: dict[tuple[int, int], list[_Full]] = {}
+        self._drops: dict[int, int] = {}
+        self._timeouts: list[tuple[int, int, bytes, int, bytes, int]] = []
+
+    def add(self, some: Snapshots) -> None:
+        """Records of listeners, in order of time."""
+        some = some.take(np.flatnonzero(is_listening(some.columns)))
+        names = ("location", "callvalue", "lport", "rport", "laddr", "packets_out", "sacked_out",
+                 "lost_out", "snd_una")  # fmt: skip
+        spaces = some.columns.get("netns", np.zeros(len(some), np.int64)).tolist()
+        rows = zip(some.times_ns.tolist(), spaces, *(some[name].tolist() for name in names),
+                   strict=True)  # fmt: skip
+        for time_ns, space, location, state, lport, _, laddr, queue, backlog, drops, socket in rows:
+            changes = location == Location.STATE_CHANGE
+            is_made = changes and state == State.SYN_RECV
+            found = self._full.setdefault((space, lport), [])
+            last = found[-1] if found and not found[-1].end_ns else None
+            if not is_made:
+                more = drops - self._drops.get(socket, drops)
+                self._drops[socket] = drops
+                if last is not None:
+                    last.drops, last.uncounted = last.drops + more, 0
+            if (is_full := queue + is_made > backlog and not (changes and not is_made)):
+                if last is None:
+                    last = _Full(laddr, time_ns, 0, queue + is_made, backlog)
+                    found.append(last)
+                last.uncounted = int(location == Location.LISTENER)
+            if last is not None and not is_full:
+                last.end_ns = time_ns
+
+    def see(self, block: Block) -> None:
+        """Take from a block whose SYNs had no answer."""
+        at = np.flatnonzero((block["location"] == Location.RTO)
+                            & (block["state"] == State.SYN_SENT))  # fmt: skip
+        self._timeouts += zip(
+            block.times_ns[at].tolist(), block["conn_id"][at].tolist(),
+            *(block[name][at].tolist() for name in _ENDS), strict=True,
+        )  # fmt: skip
+
+    def causes(self, until_ns: int, certain: bool) -> Iterator[Cause]:
+        """A row for each listener that dropped something then, and for each connection to it."""
+        for (_, lport), times in self._full.items():
+            for one in times:
+                end_ns = one.end_ns or until_ns
+                to = [it for it in self._timeouts if it[4:] == (one.laddr, lport)
+                      and one.start_ns <= it[0] <= end_ns]  # fmt: skip
+                drops = max(one.drops + one.uncounted, len(to))
+                if not drops:
+                    continue
+                evidence = (
+                    f"the accept queue of the listener {address(one.laddr)} port {lport} was full "
+                    f"({one.queue} of {one.backlog}) for "
+                    f"{human_time((end_ns - one.start_ns) / 1000)}, and dropped {drops:,} of the "
+                    "SYNs and ACKs that came: its program accepts too slowly, or not at all "
+                    "(ss -ltn)"
+                )
+                yield Cause(None, "accept_queue", address(one.laddr), lport, one.start_ns, end_ns,
+                            certain, drops, evidence)  # fmt: skip
+                first = {it[1]: it for it in reversed(to)}
+                for conn_id, (time_ns, _, laddr, port, *_) in first.items():
+                    count = sum(it[1] == conn_id for it in to)
+                    yield Cause(conn_id, "accept_queue", address(laddr), port, time_ns, end_ns,
+                                certain, count, evidence)  # fmt: skip
+
+
 class Finder:
     """Finds the causes of a capture whose blocks it sees. It is made before they are read."""
 
@@ -168,10 +257,14 @@ class Finder:
         more = (name for name in _OPTIONAL if name in source.known)
         source.names = [*dict.fromkeys((*source.names, *more))]
         self._drops = Drops(source.constants(REASONS))
+        self._queues = Queues() if records_listeners(source) else None
         self._found: list[Cause] = []
 
     def add_drops(self, some: Snapshots) -> None:
-        """Packets that were dropped and are of no connection."""
+        """Packets that were dropped and are of no connection, and records of listeners."""
+        if self._queues is not None:
+            self._queues.add(some)
+        some = some.take(np.flatnonzero(is_one_of(some["location"], DROPS)))
         self._drops.add(some.columns, some.times_ns)
 
     def add(self, block: Block) -> None:
@@ -182,11 +275,16 @@ class Finder:
         for rule in RULES:
             self._found += rule(block, scope)
         self._drops.see(block)
+        if self._queues is not None:
+            self._queues.see(block)
 
     def causes(self) -> list[Cause]:
         """What was found, the strongest first."""
         strength = {name: number for number, name in enumerate(NAMES)}
         found = [*self._found, *self._drops.causes()]
+        if self._queues is not None:
+            source = self._source
+            found += self._queues.causes(source.until_ns, not source.reader.lost)
         return sorted(found, key=lambda one: (strength[one.cause], one.start_ns))
 
 
@@ -506,12 +604,13 @@ _OF_REASON = {
     "TCP_OFO_QUEUE_PRUNE": "receive_memory",
 }  # fmt: skip
 """By the name of a reason."""
-NAMES = tuple(dict.fromkeys((*(rule.__name__ for rule in RULES), *OF_DROPS)))
+NAMES = tuple(dict.fromkeys((*(rule.__name__ for rule in RULES), "accept_queue", *OF_DROPS)))
 EXCUSES = {
     "netfilter": frozenset({"named", "nagle", "pacing", "recovery", "unknown"}),
     "receive_memory": frozenset({"named", "recovery", "rto_wait"}),
     "self_connect": frozenset({"*"}), "silence": frozenset({"named"}),
     "needless": frozenset({"named", "recovery"}),
+    "accept_queue": frozenset({"opening", "named"}),
     "close_wait": frozenset({"app"}), "orphans": frozenset({"ended"}),
     "time_wait": frozenset({"opening"}), "ecn_syn": frozenset({"opening"}),
 }  # fmt: skip

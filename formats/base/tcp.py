@@ -33,6 +33,8 @@ class Location:
     REO_TIMEOUT = 20
     SEGMENT_CLOSING = 21
     DROPPED = 22
+    LISTENER = 23
+    ACCEPTED = 24
     START = 224
     CLOCK = 225
     EXISTING = 226

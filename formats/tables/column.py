@@ -198,6 +198,26 @@ seq | int64 | | its sequence number
 len | int64 | bytes | its payload
 flags | int64 | | its flags, as seg_flags
 """)
+LISTENERS = lines("""
+time | time? | | when, as time of day; null where the capture has no clock pair
+time_ns | int64 | ns | when, CLOCK_MONOTONIC
+event | string | | listen, connection (made), syn or ack (found a queue full), drop, close
+conn_id | int64? | | the connection that was made
+netns | int64? | | cookie of the network namespace, where the capture has it
+laddr | string | | the listener's address; of a packet, where it went
+lport | int64 | | and port
+raddr | string? | | the peer's address
+rport | int64? | | and port
+queue | int64 | connections | connections that waited for accept()
+backlog | int64 | connections | the limit: one more than it may wait
+drops | int64? | segments | SYNs and ACKs dropped so far; null of a connection, as in the next five
+syn_queue | int64? | connections | handshakes that are not complete
+reuseport | int64? | sockets | sockets of its SO_REUSEPORT group; 0: it has none
+defer_accept | int64? | SYN-ACKs | TCP_DEFER_ACCEPT: so many it sends while it waits for data
+tfo_queue | int64? | connections | TCP Fast Open: connections whose handshake is not complete
+tfo_backlog | int64? | connections | and the limit; 0: it is off
+cookie_us | int64 | us | since the last SYN cookie, to the second; 0: none is known
+""")
 RECORD_HEAD = lines("""
 time | time? | | when, as time of day; null where the log has no clock pair
 time_ns | int64 | ns | when, CLOCK_MONOTONIC
@@ -220,6 +240,7 @@ SHIPPED: dict[str, tuple[str, tuple[Column, ...]]] = {
     "requests": ("a row for each request and its answer", _of(EXCHANGES)),
     "latency": ("a row for each byte range on its way through the layers", LATENCY),
     "drops": ("a row for each packet that the kernel dropped", DROPS),
+    "listeners": ("a row for each record of a listener's queues", LISTENERS),
     "groups": ("a row for each control group that the capture tells of", GROUPS),
     "ledger": ("a row for each CPU and location: attempts, and losses by cause", LEDGER),
     "proof": ("a row for each file: what verify says of it", PROOF),

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tcpkmon.formats.analysis import Log, causes, drops, exchanges, why
+from tcpkmon.formats.analysis import Log, causes, drops, exchanges, listeners, why
 from tcpkmon.formats.analysis.latency import Latency, find_fields, make_table
 from tcpkmon.formats.base.arrow import import_pyarrow
 from tcpkmon.formats.base.errors import DamagedError, UsageError
@@ -31,6 +31,7 @@ from tcpkmon.formats.tables.column import (
     DROPS,
     GROUPS,
     LEDGER,
+    LISTENERS,
     PROOF,
     RECORD_HEAD,
     SHIPPED,
@@ -192,6 +193,7 @@ _NEEDS = {
     "connections": "the schema tcp with at least the default columns",
     "intervals": "the schema tcp with at least the default columns",
     "drops": "the schema tcp with at least the default columns, by a version that has DROPPED",
+    "listeners": "the schema tcp with at least the default columns, by a version that has LISTENER",
     "causes": "the schema tcp with at least the default columns",
     "groups": "the schema tcp with the column cgroup",
     "mptcp": "the schema tcp with the column mptcp_token",
@@ -286,6 +288,8 @@ def _analyses(reader: Reader) -> dict[str, Callable[[Opened, Sequence[str]], Ite
             found["mptcp"] = _read_wholes
         if drops.records_drops(source):
             found["drops"] = _read_drops
+        if listeners.records_listeners(source):
+            found["listeners"] = _read_listeners
         if not exchanges.missing(source):
             found["requests"] = _read_requests
     if isinstance(reader, Logs):
@@ -346,12 +350,22 @@ def _read_groups(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
 
 def _read_drops(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
     with why.Source(opened.reader, needed=drops.NEEDED, what=drops.WHAT) as source:
-        rows = drops.drops(source)
+        yield _timed(drops.drops(source), DROPS)
+
+
+def _read_listeners(opened: Opened, names: Sequence[str]) -> Iterator[Any]:
+    with why.Source(opened.reader, needed=listeners.NEEDED, what=listeners.WHAT) as source:
+        for rows in listeners.listeners(source):
+            yield _timed(rows, LISTENERS)
+
+
+def _timed(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> Any:
+    """A pyarrow.Table of rows that begin with their time [ns]."""
     pyarrow = import_pyarrow()
-    table = {column.name: [row[column.name] for row in rows] for column in DROPS}
+    table = {column.name: [row[column.name] for row in rows] for column in columns}
     times = pyarrow.array(table.pop("time"), pyarrow.timestamp("ns", "UTC"))
     made = {"time": times.cast(pyarrow.timestamp("us", "UTC"), safe=False), **table}
-    yield pyarrow.table(made, schema_of(DROPS))
+    return pyarrow.table(made, schema_of(columns))
 
 
 def _read_requests(opened: Opened, names: Sequence[str]) -> Iterator[Any]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tcpkmon.collector.lab.counters import counters, losing
@@ -28,7 +29,7 @@ from tcpkmon.formats.analysis.causes import NAMES, causes
 from tcpkmon.formats.analysis.check import Capture, check
 from tcpkmon.formats.analysis.explaining import explain
 from tcpkmon.formats.analysis.why import connections
-from tests.live.capturing import capturing, within
+from tests.live.capturing import capturing, wait_until, within
 from tests.live.test_drops_live import send_segment
 
 pytestmark = pytest.mark.live
@@ -337,3 +338,33 @@ def test_what_is_sent_again_without_need(tmp_path: Path, name: str, path: dict[s
     said = " ".join(next(explain([tmp_path / "a.pm"])).sentences)
     assert "policer" not in said.replace("no policer", "")
     assert ("D-SACK" in said) == is_needless
+
+
+def test_a_full_accept_queue(tmp_path: Path) -> None:
+    """One that drops, one that is emptied in time, and a busy server's that never fills."""
+    path = tmp_path / "a.pm"
+    with Lab() as lab, capturing(path, *within(lab), "--columns", "full"), ExitStack() as stack:
+        for port, backlog, rounds, count in ((7031, 1, 3, 2), (7032, 64, 5, 8), (7030, 1, 1, 5)):
+            with make_socket(lab.b) as listener:
+                listener.bind((lab.b.address4, port))
+                listener.listen(backlog)
+                for _ in range(rounds):
+                    assert counters(lab.b)["ListenDrops"] == 0
+                    ends = [stack.enter_context(make_socket(lab.a)) for _ in range(count)]
+                    for end in ends:
+                        end.setblocking(False)
+                        end.connect_ex((lab.b.address4, port))
+                    for _ in ends if port != 7030 else ():
+                        stack.enter_context(listener.accept()[0])
+                if port == 7030:
+                    wait_until(lambda: counters(lab.b)["ListenDrops"] >= 5)
+        dropped = counters(lab.b)["ListenDrops"]
+    found = causes(path)
+    mine = found["cause"] == "accept_queue"
+    of_listener = mine & np.isnan(found["conn_id"])
+    assert found["lport"][of_listener].tolist() == [7030]
+    assert found["records"][of_listener].tolist() == [dropped]
+    (one,) = check(Capture(path), ['cause("accept_queue") == 0'])
+    assert one.failed == mine.sum() - 1 == 3
+    said = [one.sentences[0] for one in explain([path]) if one.causes]
+    assert len([text for text in said if "port 7030 was full (2 of 1)" in text]) == 3

@@ -7,12 +7,13 @@ import errno
 import os
 import socket
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import tcpkmon
 from tcpkmon.collector.lab.counters import counters, losing
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.collector.linux.btf import Btf, Kind
@@ -314,3 +315,46 @@ def test_owners(tmp_path: Path, lab: Lab) -> None:
     # Where a program can hang on to its end, accept() is that call.
     if not Probing(Btf.from_kernel()).can("fexit", "inet_csk_accept"):
         assert server["location"][start] == server.at("RECEIVE_CALL")["location"][0]
+
+
+def test_listeners(tmp_path: Path, lab: Lab) -> None:
+    """Queues at each connection, SYN and ACK that a listener refuses or defers, against ss."""
+    path = tmp_path / "a.pm"
+    with capturing(path, *ALL, *within(lab)) as run:
+        with ExitStack() as stack:
+            ends = [stack.enter_context(make_socket(lab.a)) for _ in range(5)]
+            full, deferring = (stack.enter_context(make_socket(lab.b)) for _ in range(2))
+            for end, backlog in ((full, 1), (deferring, 9)):
+                end.bind(("10.77.0.2", 0))
+                end.listen(backlog)
+            deferring.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 3)
+            for client in ends[1:]:
+                client.setblocking(False)
+                client.connect_ex(full.getsockname())
+            ends[0].connect(deferring.getsockname())
+            wait_until(lambda: counters(lab.b)["ListenDrops"] >= 4)
+            said = lab.b.command(["ss", "-Hltn", f"sport = {full.getsockname()[1]}"]).split()
+            counted = counters(lab.b)
+            ends[0].sendall(b"data")
+            for listener in (deferring, full):
+                stack.enter_context(listener.accept()[0])
+            port = full.getsockname()[1]
+        outcome = run.stop()
+    outcome.check_complete()
+    with tcpkmon.open(path) as capture:
+        rows = capture.table("listeners").to_pylist()
+    mine = [row for row in rows if row["lport"] == port]
+    made = [row["queue"] for row in mine if row["event"] == "connection"]
+    assert made == [0, 1] and said[1:3] == ["2", "1"] and {row["backlog"] for row in mine} == {1}
+    assert (mine[0]["event"], mine[-1]["event"]) == ("listen", "close")
+    assert (mine[-1]["queue"], mine[-1]["drops"]) == (1, counted["ListenDrops"])
+    missing = outcome.capture.settings["missing_locations"]
+    syns = [row for row in mine if row["event"] == "syn"]
+    if "LISTENER" not in missing:
+        assert 2 <= len(syns) <= counted["ListenDrops"]
+        assert all(row["queue"] == 2 for row in syns)
+        acks = [row for row in rows if row["event"] == "ack"]
+        assert [row["defer_accept"] > 0 for row in acks].count(True) == 2  # the ACK, and the data
+        assert counted["TCPDeferAcceptDrop"] == 1
+    if "ACCEPTED" not in missing:
+        assert outcome.records.at("ACCEPTED")["callvalue"].tolist() == [0, 1]

@@ -64,7 +64,7 @@ def test_steps_in_their_order() -> None:
     assert kept == {
         "SEGMENT_RECEIVED", "RETRANSMIT", "RETRANSMIT_SYNACK", "STATE_CHANGE", "RESET_SENT",
         "RESET_RECEIVED", "DESTROY", "RCVQ_FULL", "SOCKET_ERROR", "RTO", "SEGMENT_CLOSING",
-        "DROPPED",
+        "DROPPED", "LISTENER", "ACCEPTED",
     }
 
 

@@ -18,7 +18,7 @@ from tcpkmon.formats.base.drops import DropPlace, DropPlaces
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.reader import Reader
 from tcpkmon.formats.base.sequence import unwrap
-from tcpkmon.formats.base.tcp import DROPS, State
+from tcpkmon.formats.base.tcp import DROPS, Location, State
 from tcpkmon.formats.base.whose import GroupPart, Groups
 from tcpkmon.formats.klogger import merge_logs
 from tcpkmon.formats.klogger.batch import LogBatch, facts_of
@@ -361,7 +361,7 @@ class Source:
             if not all_records:
                 is_record &= _is_connection(columns)
             made = self._headed(records, is_record, columns["conn_id"], times, lost, numbers)
-            self._pass_drops(records, ~is_record, columns["location"])
+            self._pass_others(records, ~is_record, columns)
             yield made
 
     def _read_logs(
@@ -382,14 +382,17 @@ class Source:
             keep = np.ones(len(at), np.bool_) if all_records else _is_connection(columns)
             made = self._headed(records, keep, columns["conn_id"],
                                 batch.times_ns[at].astype(np.int64), lost[at], None)  # fmt: skip
-            self._pass_drops(records, ~keep, columns["location"])
+            self._pass_others(records, ~keep, columns)
             yield made
 
-    def _pass_drops(self, records: Array, others: Array, location: Array) -> None:
-        """To who asked for them, those drops that are of no connection."""
+    def _pass_others(self, records: Array, others: Array, columns: dict[str, Array]) -> None:
+        """To who asked for them, drops that are of no connection, and what is of listeners."""
         if self._note_drops is None:
             return
-        at = np.flatnonzero(others & is_one_of(location, DROPS))
+        location, state = columns["location"], columns["state"]
+        begins = (location == Location.STATE_CHANGE) & (state == State.CLOSE)
+        listens = begins | (state == State.LISTEN)
+        at = np.flatnonzero(others & (listens | is_one_of(location, DROPS)))
         if len(at):
             self._note_drops(records.view(f"V{records.dtype.itemsize}")[at].view(records.dtype))
 
