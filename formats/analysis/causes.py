@@ -44,7 +44,13 @@ evidence | text | what shows it, and what to look at
 _COLUMNS = ("conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state",
             "snd_una", "snd_max", "snd_sb_cc", "rcv_sb_cc", "srtt_us", "rcv_nxt")  # fmt: skip
 _OPTIONAL = ("netns", "seg_flags", "sk_rmem_bytes", "dsack_dups", "total_retrans",
-             "packets_out", "sacked_out", "lost_out")  # fmt: skip
+             "packets_out", "sacked_out", "lost_out", "snd_wscale")  # fmt: skip
+_COOKIE_US = 2_000_000
+"""A cookie's time is stored once a second."""
+_RESET_NS = 100_000_000
+"""A listener that is closed resets what it has at once."""
+_ANY = (bytes(16), bytes(10) + b"\xff\xff" + bytes(4))
+"""A listener at any address."""
 _ENDS = ("laddr", "lport", "raddr", "rport")
 _Ends = tuple[int, bytes, int, bytes, int]
 _Key = tuple[str, int, bool, bool, Any]
@@ -187,16 +193,24 @@ class Queues:
         self._full: dict[tuple[int, int], list[_Full]] = {}
         self._drops: dict[int, int] = {}
         self._timeouts: list[tuple[int, int, bytes, int, bytes, int]] = []
+        self._resets: list[tuple[int, int, bytes, int, bytes, int]] = []
+        self._closed: list[tuple[int, bytes, int, int]] = []
+        self._by_cookie: set[int] = set()
+        self._found: list[Cause] = []
 
     def add(self, some: Snapshots) -> None:
         """Records of listeners, in order of time."""
         some = some.take(np.flatnonzero(is_listening(some.columns)))
-        names = ("location", "callvalue", "lport", "rport", "laddr", "packets_out", "sacked_out",
-                 "lost_out", "snd_una")  # fmt: skip
+        made = (some["state"] == State.LISTEN) & (some["callvalue"] == State.SYN_RECV)
+        made &= (some["location"] == Location.STATE_CHANGE) & (some["srtt_us"] > 0)
+        made &= some["srtt_us"] < _COOKIE_US
+        self._by_cookie.update(some["conn_id"][made].tolist())
+        names = ("location", "callvalue", "lport", "laddr", "packets_out", "sacked_out", "lost_out",
+                 "snd_una")  # fmt: skip
         spaces = some.columns.get("netns", np.zeros(len(some), np.int64)).tolist()
         rows = zip(some.times_ns.tolist(), spaces, *(some[name].tolist() for name in names),
                    strict=True)  # fmt: skip
-        for time_ns, space, location, state, lport, _, laddr, queue, backlog, drops, socket in rows:
+        for time_ns, space, location, state, lport, laddr, queue, backlog, drops, socket in rows:
             changes = location == Location.STATE_CHANGE
             is_made = changes and state == State.SYN_RECV
             found = self._full.setdefault((space, lport), [])
@@ -213,18 +227,56 @@ class Queues:
                 last.uncounted = int(location == Location.LISTENER)
             if last is not None and not is_full:
                 last.end_ns = time_ns
+            if changes and state == State.CLOSE and queue:
+                self._closed.append((time_ns, laddr, lport, queue))
 
     def see(self, block: Block) -> None:
-        """Take from a block whose SYNs had no answer."""
-        at = np.flatnonzero((block["location"] == Location.RTO)
-                            & (block["state"] == State.SYN_SENT))  # fmt: skip
-        self._timeouts += zip(
-            block.times_ns[at].tolist(), block["conn_id"][at].tolist(),
-            *(block[name][at].tolist() for name in _ENDS), strict=True,
-        )  # fmt: skip
+        """Take from a block whose SYNs had no answer, what was reset, and what a cookie made."""
+        location = block["location"]
+        times_out = (location == Location.RTO) & (block["state"] == State.SYN_SENT)
+        resets = (location == Location.RESET_SENT) | (location == Location.RESET_RECEIVED)
+        for found, rows in ((self._timeouts, times_out), (self._resets, resets)):
+            at = np.flatnonzero(rows)
+            found.extend(zip(
+                block.times_ns[at].tolist(), block["conn_id"][at].tolist(),
+                *(block[name][at].tolist() for name in _ENDS), strict=True,
+            ))  # fmt: skip
+        if not self._by_cookie:
+            return
+        unscaled = (location == Location.STATE_CHANGE) & (block["state"] == State.SYN_RECV)
+        unscaled &= (block["callvalue"] == State.ESTABLISHED) & (block["snd_wscale"] == 0)
+        for one, at in _with(block, unscaled):
+            if one.conn_id in self._by_cookie:
+                self._found.append(one.make(
+                    "syn_cookies", int(at[0]), len(one.times) - 1, False,
+                    "a SYN cookie made this connection, as the listener's SYN queue was full, or "
+                    "net.ipv4.tcp_syncookies is 2: without timestamps it has no room for options, "
+                    "so windows are at most 65,535 bytes, and there is no SACK",
+                ))  # fmt: skip
+
+    def _closings(self) -> Iterator[Cause]:
+        """A row for each listener that was closed with its queue, and for what was reset then."""
+        for time_ns, laddr, lport, queue in self._closed:
+            evidence = (
+                f"the listener {address(laddr)} port {lport} was closed with "
+                f"{counted(queue, 'connection')} that its program had not accepted: the kernel "
+                "resets them. Other listeners of SO_REUSEPORT get them only with "
+                "net.ipv4.tcp_migrate_req"
+            )
+            yield Cause(None, "listener_closed", address(laddr), lport, time_ns, time_ns, True,
+                        queue, evidence)  # fmt: skip
+            near = [it for it in self._resets if 0 <= it[0] - time_ns <= _RESET_NS]
+            for place in (2, 4):  # of the listener's end: that which sent the reset, or got it
+                some = [it for it in near if it[place + 1] == lport
+                        and (laddr in _ANY or it[place] == laddr)]  # fmt: skip
+                for at, conn_id, address_here, port, *_ in some[:queue]:
+                    yield Cause(conn_id, "listener_closed", address(address_here), port, time_ns,
+                                at, len(some) <= queue, 1, evidence)  # fmt: skip
 
     def causes(self, until_ns: int, certain: bool) -> Iterator[Cause]:
-        """A row for each listener that dropped something then, and for each connection to it."""
+        """A row for each listener of these causes, and for each connection that has them."""
+        yield from self._found
+        yield from self._closings()
         for (_, lport), times in self._full.items():
             for one in times:
                 end_ns = one.end_ns or until_ns
@@ -604,13 +656,14 @@ _OF_REASON = {
     "TCP_OFO_QUEUE_PRUNE": "receive_memory",
 }  # fmt: skip
 """By the name of a reason."""
-NAMES = tuple(dict.fromkeys((*(rule.__name__ for rule in RULES), "accept_queue", *OF_DROPS)))
+OF_LISTENERS = ("accept_queue", "listener_closed", "syn_cookies")
+NAMES = tuple(dict.fromkeys((*(rule.__name__ for rule in RULES), *OF_LISTENERS, *OF_DROPS)))
 EXCUSES = {
     "netfilter": frozenset({"named", "nagle", "pacing", "recovery", "unknown"}),
     "receive_memory": frozenset({"named", "recovery", "rto_wait"}),
     "self_connect": frozenset({"*"}), "silence": frozenset({"named"}),
     "needless": frozenset({"named", "recovery"}),
-    "accept_queue": frozenset({"opening", "named"}),
+    "accept_queue": frozenset({"opening", "named"}), "listener_closed": frozenset({"ended"}),
     "close_wait": frozenset({"app"}), "orphans": frozenset({"ended"}),
     "time_wait": frozenset({"opening"}), "ecn_syn": frozenset({"opening"}),
 }  # fmt: skip
