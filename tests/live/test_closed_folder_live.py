@@ -308,7 +308,7 @@ def test_selftest(home: Home) -> None:
     done = run(home.words("collector.commands.tcpkmon", "selftest", "--json"))
     check(done)
     found = Counter(one["result"] for one in json.loads(done.stdout)["findings"])
-    assert found["ok"] > 25 and not found["WRONG"]
+    assert found["ok"] > 20 and not found["WRONG"]
 
 
 def test_the_daemon_and_its_children(home: Home, tmp_path: Path) -> None:
