@@ -358,13 +358,6 @@ def test_a_missing_segment_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
     assert chain.tail_unknown
 
 
-def test_a_missing_log_of_a_cpu_is_said(tmp_path: Path) -> None:
-    paths = make_logs(tmp_path / "out")
-    (paths[1] / "kernlog.dump.cpu1").unlink()
-    chain, _ = verify(tmp_path / "out")
-    assert chain.exit_code == 5, "records of CPU 1 are gone"
-
-
 def test_a_log_that_is_not_there_is_said_by_readers(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     first, *_ = make_logs(folder, segments=3, count=10)

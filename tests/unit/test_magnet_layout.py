@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tcpkmon.formats.base.errors import DamagedError
-from tcpkmon.formats.magnet.control import CHUNK, Block, decode, encode, encode_header, text_records
-from tcpkmon.formats.magnet.layout import EVERY, IP, NATIVE, TCP, TCP_WORDS, Layout, convert
+from tcpkmon.formats.magnet.control import decode, encode, encode_header, text_records
+from tcpkmon.formats.magnet.layout import EVERY, IP, NATIVE, TCP, Layout, convert
 
 SIZES = {(64, False): 24, (64, True): 120, (32, False): 20, (32, True): 68}
 # struct magnet_data, then struct magnet_tcp, and struct magnet_ip at its place. C pads a structure
@@ -35,23 +35,6 @@ def test_a_record_is_as_c_has_it(layout: Layout) -> None:
     data = struct.pack(layout.order + IP_FORMATS[layout.bits], 7, 8, 9, -10, 4, 16, 500, 600, 64, 6)
     (row,) = layout.rows(data)
     assert [int(row[name]) for name in IP] == [4, 16, 500, 600, 64, 6]
-
-
-@pytest.mark.parametrize("layout", EVERY, ids=str)
-def test_there_and_back(layout: Layout) -> None:
-    native = NATIVE[layout.data]
-    random = np.random.default_rng(1)
-    rows = np.zeros(300, native.dtype)
-    kinds = np.array(["tcp", "ip", ""])[random.integers(0, 3, len(rows))]
-    for name in ("sockid", "timestamp", "event", "size"):
-        rows[name] = random.integers(1, 1 << 31, len(rows))
-    if layout.data:
-        for kind, names in (("tcp", TCP), ("ip", IP)):
-            for name in names:
-                most = 1 << (32 if name in TCP_WORDS else 8)
-                rows[name][kinds == kind] = random.integers(0, most, np.sum(kinds == kind))
-    other = convert(rows, native, layout, kinds)
-    assert convert(other, layout, native, kinds).tobytes() == rows.tobytes()
 
 
 def test_bit_fields_begin_at_the_other_end() -> None:
@@ -93,14 +76,3 @@ def test_a_header(layout: Layout) -> None:
         changed[at] ^= 1
         with pytest.raises(DamagedError):
             decode(layout.rows(bytes(changed)), layout)
-
-
-def test_blocks_in_any_pieces() -> None:
-    data = bytes(range(256)) * 24 * 10  # 2560 records
-    whole = Block(24)
-    whole.add(data)
-    assert whole.count == 2560 and len(whole.sums) == -(-2560 // CHUNK)
-    parts = Block(24)
-    for start in range(0, len(data), 24 * 100):
-        parts.add(data[start : start + 24 * 100])
-    assert (parts.count, parts.sums) == (whole.count, whole.sums)

@@ -3,10 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -178,36 +174,3 @@ def test_terminal_plot_of_next_to_nothing(tmp_path: Path, values: list[int]) -> 
     lines = lines_of(path, 60, "min_rtt_us")
     assert len(cells(lines)) == 16
     assert (dots("".join(cells(lines))) > 0) == (values[0] < 2**32 - 1)
-
-
-def test_draws_on_a_terminal(path: Path) -> None:
-    """Without a display and with a terminal on stdout, the plot goes there."""
-    keep = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    main, side = pty.openpty()
-    program = "from tcpkmon.formats.commands.pmgraph import main; main()"
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, str(path), "-c", "-p", "1056.5051"],
-            cwd=ROOT, stdin=subprocess.DEVNULL, stdout=side, stderr=subprocess.PIPE,
-            env={**keep, "PYTHONUTF8": "1", "NO_COLOR": "1", "COLUMNS": "70", "LINES": "24"},
-        )  # fmt: skip
-        os.close(side)
-        data = b""
-        while True:
-            try:
-                part = os.read(main, 65536)
-            except OSError:  # the other end is closed
-                break
-            if not part:
-                break
-            data += part
-        assert process.stderr is not None
-        err = process.stderr.read()
-        assert process.wait() == 0, err
-        process.stderr.close()
-    finally:
-        os.close(main)
-    lines = data.decode().splitlines()
-    assert err == b""
-    assert "1056" in lines[0]
-    assert max(map(len, lines)) <= 70

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from tests.unit.psc_files import (
     RETRANSMIT,
     Builder,
     mapped,
-    merge,
     sawtooth,
 )
 
@@ -187,25 +185,6 @@ def test_hostile_names_are_escaped(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert code == 0
     assert "\x1b" not in out
     assert len(out.splitlines()[0].split("\t")) == len(out.splitlines()[1].split("\t"))
-
-
-def test_closed_pipe_is_silent(tmp_path: Path, ours: Builder) -> None:
-    import subprocess
-
-    merge(ours)
-    ours.rows *= 300
-    path = ours.write(tmp_path / "a.pm")
-    program = "import sys; from tcpkmon.formats.commands.pmgraph import main; main()"
-    root = Path(__file__).parents[2]
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(path), "-T"],
-        cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None and process.stderr is not None
-        assert process.stdout.readline().startswith(b"# seq_no")
-        process.stdout.close()
-        err = process.stderr.read()
-    assert b"Traceback" not in err
 
 
 def test_a_column_that_the_kernel_had_no_use_for_is_no_column(

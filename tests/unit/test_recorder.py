@@ -16,7 +16,6 @@ import pytest
 
 import tcpkmon
 from tcpkmon.collector.commands import collect
-from tcpkmon.collector.commands.status import in_words
 from tcpkmon.collector.plan.event_triggers import EventWatch, compile_event_triggers
 from tcpkmon.collector.plan.request import Request, check_request
 from tcpkmon.collector.writer.dump import MOST_TOLD, Hit, Keeping
@@ -541,20 +540,6 @@ def test_a_capture_without_a_recorder_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no flight recorder"):
         maker.stream.ask(1)
     maker.close(EndReason.ASKED)
-
-
-def test_the_window_in_words(tmp_path: Path) -> None:
-    recording = Recording(tmp_path / "d")
-    for _ in range(15):
-        recording.second()
-    told = recording.stream.window()
-    assert told is not None
-    label, text = in_words("recorder", told)
-    assert label == "recorder" and "1,000 records" in text and "0 dumps" in text
-    recording.fire(1)
-    told = recording.stream.window()
-    assert told is not None and "1 dumps, one under way" in in_words("recorder", told)[1]
-    recording.end()
 
 
 def change_header(path: Path, change: Callable[[dict[str, Any]], None]) -> None:

@@ -45,7 +45,6 @@ from tcpkmon.formats.base.control import (
     is_control,
 )
 from tcpkmon.formats.base.facts import decode
-from tests.full import IS_FULL
 
 
 def psc_writer(
@@ -218,24 +217,6 @@ def test_a_refused_control_entry_holds_up_no_records(case: Case) -> None:
     case.writer.write(case.batch(5))
     assert case.check() == []
     assert case.writer.written.in_file.total() == 10
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EINTR, SHORT])
-def test_any_write_may_fail(tmp_path: Path, code: int) -> None:
-    for k in range(1, 101, 1 if IS_FULL else 4):
-        case = Case(tmp_path / f"file{k}")
-        case.calls.fail("write", code, k)
-        for turn in range(45):
-            case.writer.write(case.batch(4, lose=turn % 3 == 0))
-            case.writer.control(checkpoint, 5)
-            case.later()
-        assert case.writer.control(end, 6, reserved=True)
-        entries = case.check()
-        assert isinstance(entries[-1], End)
-        assert case.calls.counts["write"] > 90
-        lost = case.writer.written.disk_full.total() + case.writer.written.write_error.total()
-        assert (lost == 0) if code in {errno.EINTR, SHORT} else (lost <= 8)
-        case.writer.close()
 
 
 _Step = st.tuples(

@@ -261,26 +261,6 @@ def test_a_process_that_cannot_be_started_is_tried_again(
     assert descriptors() == fds
 
 
-def test_what_no_capture_says_does_not_end_the_supervisor(tmp_path: Path) -> None:
-    """A process that gave up its privileges may be another's."""
-    fds = len(descriptors())
-    for line in (
-        b"x", b"[]", b'"x"', b"\xff", b'{"what": "drained"}', b'{"what": "went on", "killed": "x"}',
-        b'{"what": "drained", "records": "x", "lost": 0}', b'{"what": "park", "state": 1}',
-        b'{"more": true}', b"[" * 100_000,
-    ):  # fmt: skip
-        heard = child(tmp_path)
-        heard.channel, theirs = pair()
-        with theirs, socket.socket(fileno=os.dup(theirs.fileno())) as end, open(os.devnull) as file:
-            socket.send_fds(end, [line], [file.fileno()])
-            began_s = time.monotonic()
-            heard.hear()
-        assert heard.channel is None and time.monotonic() - began_s < 5
-        (said,) = heard.said
-        assert (heard.records, heard.cut_off) == (0, 1) and said.endswith(": its process is killed")
-    assert len(descriptors()) == fds
-
-
 def test_a_parked_name_cannot_tell_the_service_manager_more() -> None:
     """Each is a part of a message of lines."""
     with Held(Systemd({}), "calls", {}) as held:

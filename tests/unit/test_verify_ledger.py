@@ -169,18 +169,6 @@ def test_a_crash_after_a_checkpoint(tmp_path: Path) -> None:
     assert "tail unknown" in report.verdict and "nothing lost" not in report.verdict
 
 
-def test_every_cut_of_a_capture_is_a_crash_or_damage(tmp_path: Path) -> None:
-    """Cut anywhere: an unknown tail if the header is whole, never "nothing lost"."""
-    build = full_capture()
-    path = build.write(tmp_path / "capture.pm")
-    whole = path.read_bytes()
-    header = len(whole) - len(build.rows) * build.entry_size
-    for size in range(len(whole) - 1, -1, -1 if IS_FULL else -53):
-        path.write_bytes(whole[:size])
-        report = verify_file(path)
-        assert report.exit_code == (3 if size >= header else 5), (size, problems(report))
-
-
 @pytest.mark.parametrize(("kind", "counter"), [(control.Ledger, "attempts"), (control.Cpu, "read")])
 def test_earlier_checkpoints_are_judged_with_some_slack(
     tmp_path: Path, kind: type[Any], counter: str
@@ -385,31 +373,6 @@ def test_a_tail_cut_and_a_false_end_is_found(tmp_path: Path) -> None:
     report = check(build, tmp_path)
     assert report.exit_code == 5
     assert "without a final checkpoint" in problems(report)
-
-
-def test_records_that_vanish_without_a_trace_are_found_by_the_ledger(tmp_path: Path) -> None:
-    """Numbers and serials are all in order, only the ledger knows of more."""
-    build = CaptureBuilder(further={})
-    build.snapshots(0, 1, 5)
-    build._of(0, 1).update(attempts=2, written=2, in_file=2)
-    build.serials[0] += 2
-    build.end()
-    report = check(build, tmp_path)
-    assert report.exit_code == 5
-    assert "entries in the file" in problems(report)
-
-
-def test_losses_without_a_cause_are_found(tmp_path: Path) -> None:
-    """LOSS entries fill the gaps, but the ledger does not know of the losses."""
-    build = CaptureBuilder(further={})
-    build.snapshots(0, 1, 5)
-    build.seq += 3
-    build.lost += 3
-    build.put(control.Loss(0, 6, 3, 0))
-    build.end()
-    report = check(build, tmp_path)
-    assert report.exit_code == 5
-    assert "LOSS entries" in problems(report)
 
 
 def test_serials_missing_at_the_end_are_found(tmp_path: Path) -> None:

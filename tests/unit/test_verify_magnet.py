@@ -71,18 +71,6 @@ def test_what_the_kernel_does_not_count_is_not_proven(tmp_path: Path) -> None:
     assert report.unproven == {"MAGNET_IP_SEND": "kprobe:ip_queue_xmit"}
 
 
-def test_every_cut_is_found(tmp_path: Path) -> None:
-    path = clean_file(tmp_path / "a", count=2).write()
-    data = path.read_bytes()
-    with MagnetFile(path) as file:
-        start = file.first * SIZE
-    for size in range(start, len(data), 31):
-        path.write_bytes(data[:size])
-        assert verify_magnet(path).exit_code == 5, size
-    path.write_bytes(data[: start - 1])
-    assert "header" in str(verify_magnet(path).error)
-
-
 @pytest.mark.parametrize("data", [False, True])
 def test_every_changed_byte_is_found(tmp_path: Path, data: bool) -> None:
     path = clean_file(tmp_path / "a", data, count=1).write()
