@@ -46,8 +46,8 @@ from tests.unit.psc_files import (
     sawtooth,
     write_capture,
 )
+from tests.unit.test_repair import small_capture
 from tests.unit.test_schema_language import HOWTO_LEVELS
-from tests.unit.test_verify_flips import small_capture
 
 CORPUS = Path(__file__).parent / "corpus"
 KINDS = (

@@ -17,7 +17,7 @@ from tcpkmon.formats.analysis import match_pairs, open_log
 from tcpkmon.formats.base.errors import TcpkmonError, UsageError
 from tcpkmon.formats.verify import verify_folder
 from tests.live.faults import WAIT_S, environment
-from tests.unit.test_analysis_example import programs
+from tests.unit.test_examples import programs
 
 START, STOP = 1, 2
 OWN = 100 * os.getpid()

@@ -37,7 +37,7 @@ from tcpkmon.collector.ring.transport import Transport
 from tcpkmon.formats.base.control import Loss, words_view
 from tcpkmon.formats.base.errors import KernelError, UsageError
 from tests.descriptors import descriptors
-from tests.unit.test_sequencer import NO_CPU, Whole, seqs_of
+from tests.unit.test_drain import NO_CPU, Whole, seqs_of
 
 ENTRY = 112
 DTYPE = np.dtype(

@@ -122,22 +122,15 @@ def test_a_matplotlibrc_in_the_current_folder_is_not_obeyed(tmp_path: Path) -> N
     sawtooth(builder, 1055, 5050, 1, rounds=20)
     merge(builder)
     path = builder.write(tmp_path / "a.pm")
-    home = tmp_path / "home"
-    home.mkdir()
-    pictures = []
-    for name, text in (("with", "figure.facecolor: ff0000\naxes.facecolor: 00ff00\n"), ("no", "")):
-        folder = tmp_path / name
-        folder.mkdir()
-        if text:
-            (folder / "matplotlibrc").write_text(text)
-        subprocess.run(
-            [sys.executable, "-c", "from tcpkmon.formats.commands.pmgraph import main; main()",
-             path, "-c", "-o", "a.svg"],
-            cwd=folder, check=True, capture_output=True,
-            env={**os.environ, "HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])},
-        )  # fmt: skip
-        pictures.append((folder / "a.svg").read_bytes())
-    assert pictures[0] == pictures[1]
+    (tmp_path / "matplotlibrc").write_text("figure.facecolor: ff0000\naxes.facecolor: 00ff00\n")
+    subprocess.run(
+        [sys.executable, "-c", "from tcpkmon.formats.commands.pmgraph import main; main()",
+         path, "-c", "-o", "a.svg"],
+        cwd=tmp_path, check=True, capture_output=True,
+        env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    picture = (tmp_path / "a.svg").read_text()
+    assert "#ff0000" not in picture and "#00ff00" not in picture
 
 
 def test_names_of_columns_are_quoted_in_csv(

@@ -19,7 +19,7 @@ from tcpkmon.collector.writer.note import Note
 from tcpkmon.collector.writer.stream import STREAMS
 from tcpkmon.formats.klogger import LogReader
 from tests.unit.makers import CPUS, LogMaker
-from tests.unit.test_sequencer import FULL, LOSS, check_stream, make_rows
+from tests.unit.test_drain import FULL, LOSS, check_stream, make_rows
 
 ROWS = COPY_BYTES // FULL.itemsize
 

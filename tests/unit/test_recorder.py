@@ -199,16 +199,15 @@ def _swap(first: Path, second: Path, index: Path) -> None:
     second.write_bytes(one)
 
 
-def _count_more(first: Path, second: Path, index: Path) -> None:
-    lines = [json.loads(line) for line in index.read_text().splitlines()]
-    lines[0]["records"] += 4
-    index.write_text("".join(json.dumps(line) + "\n" for line in lines))
+def _edit(**values: Any) -> Any:
+    """Another value in the first line of the index."""
 
+    def change(first: Path, second: Path, index: Path) -> None:
+        lines = [json.loads(line) for line in index.read_text().splitlines()]
+        lines[0].update(values)
+        index.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-def _of_another(first: Path, second: Path, index: Path) -> None:
-    lines = [json.loads(line) for line in index.read_text().splitlines()]
-    lines[0]["capture"] = "0" * 32
-    index.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return change
 
 
 def _remove(first: Path, second: Path, index: Path) -> None:
@@ -218,7 +217,9 @@ def _remove(first: Path, second: Path, index: Path) -> None:
     index.write_text("".join(line for line in lines if first.name not in line))
 
 
-@pytest.mark.parametrize("change", [_copy, _swap, _count_more, _of_another, _remove])
+@pytest.mark.parametrize(
+    "change", [_copy, _swap, _edit(records=4), _edit(capture="0" * 32), _remove]
+)  # fmt: skip
 def test_dumps_of_a_folder_are_checked_together(tmp_path: Path, change: Any) -> None:
     recording = Recording(tmp_path / "d")
     for _ in range(4):

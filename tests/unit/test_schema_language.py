@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tcpkmon.formats.schema import (
     load,
     parse,
 )
+from tests.full import first
 
 HOWTO_LEVELS = """
 using two
@@ -276,3 +278,52 @@ loglevel two <
 >
 """
     assert format_schema(parse(text)) == text
+
+
+_MISTAKES = Path(__file__).with_name("schema_mistakes.jsonl").read_text(encoding="utf-8")
+"""Schemata, the place of the mistake, and the words at the end of its message."""
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(SchemaError) as caught:
+        parse(text, "f")
+    return [str(problem) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(("text", "place", "what"), map(json.loads, _MISTAKES.splitlines()))
+def test_each_mistake_is_named(text: str, place: str, what: str) -> None:
+    found = problems(text)
+    assert any(one.startswith(f"f:{place}: expected ") and one.endswith(what) for one in found)
+    # One mistake may break what follows on its line, but must not make a list of its own.
+    assert len(found) <= 2
+
+
+def test_problems_are_bounded() -> None:
+    with pytest.raises(SchemaError, match="stopped after 1000 problems") as caught:
+        parse("loglevel x < " + "} event " * 5000)
+    assert len(caught.value.problems) == 1000
+
+
+_HOSTILE = {
+    "fields": "event A {" + "int a " * 100_000,
+    "levels": " ".join(
+        f"loglevel l{n} < include l{n + 1} event E{n} {{ }} >" for n in range(20_000)
+    ),
+    "name": "event " + "a" * 1_000_000,
+    "brackets": "event A {" + "{" * 150_000,
+    "members": "enum e {" + "A, " * 100_000,
+    "circles": " ".join(f"loglevel l{n} < include l{(n + 1) % 9999}, l0 >" for n in range(9999)),
+}
+
+
+@pytest.mark.parametrize("name", first(3, _HOSTILE))
+def test_hostile_text_takes_little_time_and_space(name: str) -> None:
+    # Anything quadratic would meet the test's time limit.
+    found = problems(_HOSTILE[name])
+    assert 1 <= len(found) <= 1001
+    assert max(map(len, found)) < 400
+
+
+def test_long_text_is_refused() -> None:
+    with pytest.raises(SchemaError, match="expected at most 524288 characters"):
+        parse(" " * (1 << 21))

@@ -19,7 +19,7 @@ from failing_calls import SHORT, FaultyCalls
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_direct_io import Watched
-from test_sequencer import CLASSIC, FULL, make_rows, make_sequencer
+from test_drain import CLASSIC, FULL, make_rows, make_sequencer
 
 from tcpkmon.collector.ring.batch import Batch
 from tcpkmon.collector.ring.points import ACCOUNT, ROWS

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -219,3 +221,23 @@ def test_the_tests_for_guests_are_there(vmtest: ModuleType) -> None:
     beside = {f"tests/vm/{path.name}" for path in (SCRIPT.parents[1] / "tests/vm").glob("test_*")}
     listed = (*vmtest.CI_TESTS, *vmtest.MORE_TESTS)
     assert beside <= {test.partition("::")[0] for test in listed}
+
+
+KERNELS = Path(__file__).resolve().parents[2] / "scripts" / "kernels"
+
+
+@pytest.fixture
+def script() -> Any:
+    loader = SourceFileLoader("kernels_script", str(KERNELS))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_the_page_has_the_texts(script: Any) -> None:
+    page = (KERNELS.parents[1] / "docs/kernels.md").read_text()
+    for text in (script.LEGEND, script.DIFFERENCES, script.ARM64, script.TESTS, script.FACTS,
+                 script.WAYS):  # fmt: skip
+        assert text.rstrip("\n") in page

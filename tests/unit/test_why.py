@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -385,89 +387,8 @@ def test_bloat() -> None:
     assert texts[-1].endswith("ACKs that the receiver delays, or queues")
 
 
-BUFFERS = {"net.ipv4.tcp_rmem": "4096 131072 33554432",
-           "net.ipv4.tcp_wmem": "4096 16384 4194304"}  # fmt: skip
-
-
-@pytest.mark.parametrize("values, words", [
-    ({"limit_ns": {"nagle": 6_000 * MS, "app": 2_000 * MS}},
-     ["75 % of the time a piece smaller than",
-      "25 % of the time the application had nothing to send"]),
-    ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "snd_wnd_fall": 100},
-     ["100 % of the time limited by the receiver's window (at most 9.0 kB): raise net.ip"]),
-    # It grew to far more than the congestion window.
-    ({"limit_ns": {"cwnd": 7_000 * MS, "rwnd": 1_000 * MS}, "snd_wnd_max": 500_000,
-      "cwnd_max": 100, "mss": 1000, "snd_wnd_fall": 100},
-     ["88 % of the time limited by the congestion window",
-      "12 % of the time limited by the receiver's window (at most 500 kB): it had not grown yet"]),
-    # Before the first write: that is no advice.
-    ({"limit_ns": {"cwnd": 7_000 * MS, "idle": 1_000 * MS}, "cwnd_max": 100, "mss": 1000},
-     ["88 % of the time limited by the congestion window"]),
-    ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "snd_wnd_fall": 8000,
-      "snd_wnd_low_us": 3e6},
-     ["100 % of the time limited by the receiver's window (at most 9.0 kB): the program"]),
-    ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 65_535, "snd_wscale": 0},
-     ["100 % of the time limited by the receiver's window (at most 65.5 kB): no larger one can"]),
-    ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 65_535, "snd_wscale": 7},
-     ["100 % of the time limited by the receiver's window (at most 65.5 kB): raise net.ip"]),
-    ({"bytes_acked": 0, "bytes_received": 9, "limit_ns": {"idle": 8_000 * MS}, "rcv_wscale": 0,
-      "rcv_wnd_max": 6 << 20, "receiving_ns": {"rx_autotune": 8_000 * MS}},
-     ["this host receives: 100 % of the time its window (at most 65.5 kB) was full in each round "
-      "trip: no larger one can be told"]),
-    # A dip of 0.4 ms in 8 s is nobody's fault.
-    ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "snd_wnd_fall": 8000,
-      "snd_wnd_low_us": 400.0},
-     ["100 % of the time limited by the receiver's window (at most 9.0 kB): raise net.ip"]),
-    # Late ACKs and a window that never fell: nobody is blamed.
-    ({"limit_ns": {"cwnd": 8_000 * MS}, "cwnd_max": 4, "late_ack_us": 4e6},
-     ["100 % of the time limited by the congestion window (at most 4 segments, 5.8 kB): ACKs came "
-      "late for 50 %. The path serves in turns"]),
-    ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "srtt_p50_us": 3_000.0},
-     ["100 % of the time limited by the receiver's window (at most 9.0 kB): but round trips"]),
-    ({"limit_ns": {"sndbuf": 8_000 * MS}, "sndbuf": 9000, "srtt_p50_us": 3_000.0},
-     ["100 % of the time limited by the send buffer (9.0 kB): but round trips are"]),
-    ({"limit_ns": {"sndbuf": 8_000 * MS}, "sndbuf": 40_000, "srtt_p50_us": 400.0},
-     ["100 % of the time limited by the send buffer (40.0 kB): it is far larger than the path"]),
-    ({"limit_ns": {"sndbuf": 8_000 * MS}, "sndbuf": 9000},
-     ["100 % of the time limited by the send buffer (9.0 kB): raise net.ipv4.tcp_wmem[2]"]),
-    ({"limit_ns": {"cwnd": 8_000 * MS}, "cwnd_max": 4, "snd_wnd_max": 9000, "snd_wnd_fall": 8000,
-      "late_ack_us": 4e6, "snd_wnd_low_us": 4e6},
-     ["100 % of the time limited by the congestion window (at most 4 segments, 5.8 kB): ACKs"]),
-    ({"limit_ns": {"recovery": 8_000 * MS}, "segments_retransmitted": 8, "retrans_ratio": 0.0123},
-     ["100 % of the time it recovered from loss (1.2 % of the data sent again)"]),
-    ({"limit_ns": {"opening": 8_000 * MS}, "syn_retrans": 3},
-     ["100 % of the time the connection was opening (3 SYN sent again): is the other side there"]),
-    ({"limit_ns": {"closing": 8_000 * MS}}, ["100 % of the time all was sent"]),
-    ({"limit_ns": {"pacing": 8_000 * MS}, "ca_name": "cubic"},
-     ["100 % of the time it was paced: by SO_MAX_PACING_RATE of the application, or by the qdisc"]),
-    ({"limit_ns": {"pacing": 8_000 * MS}, "pacing_rate_min": 1e6, "pacing_rate_max": 1e6},
-     ["100 % of the time it was paced, always at 8.0 Mbit/s, as SO_MAX_PACING_RATE of its "
-      "application gives: it is slow on purpose"]),
-    ({"limit_ns": {"pacing": 8_000 * MS}, "pacing_rate_min": 1e6, "pacing_rate_max": 2e6,
-      "sysctl": {"net.ipv4.tcp_congestion_control": "bbr"}},
-     ["100 % of the time it was paced, by bbr where it uses this host's default"]),
-    ({"limit_ns": {"pacing": 8_000 * MS}, "pacing_rate_min": 1e6, "pacing_rate_max": 2e6},
-     ["100 % of the time it was paced: by bbr, then the path is the limit"]),
-    ({"limit_ns": {"sndbuf": 8_000 * MS}, "sndbuf": 9000, "sysctl": BUFFERS},
-     ["100 % of the time limited by the send buffer (9.0 kB): net.ipv4.tcp_wmem[2] is 4.2 MB, so"]),
-    ({"bytes_acked": 0, "bytes_received": 9, "limit_ns": {"idle": 8_000 * MS}, "rcv_wscale": 7,
-      "rcv_wnd_max": 95_000, "rcvbuf": 190_000, "receiving_ns": {"rx_autotune": 8_000 * MS},
-      "sysctl": BUFFERS},
-     ["this host receives: 100 % of the time its window (at most 95.0 kB) was full in each round "
-      "trip: net.ipv4.tcp_rmem[2] is 33.6 MB, and this buffer has 190 kB, so that setting is not"]),
-    ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 95_000, "laddr": "127.0.0.1",
-      "raddr": "127.0.0.1", "sysctl": BUFFERS},
-     ["100 % of the time limited by the receiver's window (at most 95.0 kB): net.ipv4.tcp_rmem[2]"
-      " is 33.6 MB, and this window is far smaller"]),
-    # Another host's settings are not known.
-    ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 95_000, "sysctl": BUFFERS},
-     ["100 % of the time limited by the receiver's window (at most 95.0 kB): raise net.ip"]),
-    ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 65_535, "snd_wscale": 0,
-      "sysctl": {"net.ipv4.tcp_window_scaling": "1"}},
-     ["100 % of the time limited by the receiver's window (at most 65.5 kB): no larger one can be "
-      "told with the window scale of this connection, so a larger buffer alone does not help: look "
-      "at net.ipv4.tcp_window_scaling at the other end"]),
-])  # fmt: skip
+@pytest.mark.parametrize(("values", "words"), map(json.loads, Path(__file__).with_name(
+    "why_advice.jsonl").read_text().splitlines()))  # fmt: skip
 def test_advice_fits(values: dict[str, Any], words: list[str]) -> None:
     _, texts = sentence(**values)
     assert len(texts) == len(words)
