@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from tcpkmon.formats.analysis.arrays import Array, join
+from tcpkmon.formats.analysis.arrays import Array
 from tcpkmon.formats.analysis.why import Source
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.sequence import ahead_of, unwrap
@@ -18,10 +17,9 @@ _FIN = 1
 _COLUMNS = ("conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state",
             "snd_una", "snd_max", "rcv_nxt", "seg_seq", "seg_len")  # fmt: skip
 _MORE = ("seg_ack", "seg_flags")
-_TIME = "times_ns"
 Address = tuple[bytes, int, bytes, int]
 """Local address and port, and remote ones."""
-_KEPT = ("conn_id", "location", "snd_una", "snd_max", "rcv_nxt", "seg_seq", "seg_len", "seg_ack",
+_KEPT = ("location", "snd_una", "snd_max", "rcv_nxt", "seg_seq", "seg_len", "seg_ack",
          "seg_flags")  # fmt: skip
 
 
@@ -54,35 +52,22 @@ def read_ends(source: Source) -> list[End]:
         raise UsageError(f"{source.reader.path} lacks {', '.join(lacks)}",
                          "capture the schema tcp with --columns default, full or all")  # fmt: skip
     source.names = [*_COLUMNS, *(name for name in _MORE if name in source.known)]
-    parts: list[dict[str, Array]] = []
-    addresses: dict[int, Address] = {}
-    for piece in source.read():
-        is_open = np.isin(piece["state"], SYNCHRONIZED) & (piece["location"] != Location.EXISTING)
-        opens = piece["location"] == Location.STATE_CHANGE
-        is_open |= opens & (piece["callvalue"] == State.ESTABLISHED)
-        some = piece.take(np.flatnonzero(is_open))
-        ids, first = np.unique(some["conn_id"], return_index=True)
-        for key, at in zip(ids.tolist(), first.tolist(), strict=True):
-            if key not in addresses:
-                ends = (some["laddr"][at].tobytes(), int(some["lport"][at]),
-                        some["raddr"][at].tobytes(), int(some["rport"][at]))  # fmt: skip
-                addresses[key] = ends
-        columns = {name: some[name] for name in _KEPT if name in some.columns}
-        parts.append({**columns, _TIME: some.times_ns})
-    return list(_ends(parts, addresses))
+    found = []
+    for block in source.blocks():
+        is_open = np.isin(block["state"], SYNCHRONIZED) & (block["location"] != Location.EXISTING)
+        opens = block["location"] == Location.STATE_CHANGE
+        is_open |= opens & (block["callvalue"] == State.ESTABLISHED)
+        some = block.take(np.flatnonzero(is_open))
+        for first, last in zip(some.groups.tolist(), some.lasts.tolist(), strict=True):
+            address = (some["laddr"][first].tobytes(), int(some["lport"][first]),
+                       some["raddr"][first].tobytes(), int(some["rport"][first]))  # fmt: skip
+            at = first + np.argsort(some.times_ns[first : last + 1], kind="stable")
+            columns = {name: some[name][at] for name in _KEPT if name in some.rows}
+            found.append(_end(int(some["conn_id"][first]), address, some.times_ns[at], columns))
+    return sorted(found, key=lambda one: one.conn_id)
 
 
-def _ends(parts: list[dict[str, Array]], addresses: dict[int, Address]) -> Iterator[End]:
-    if not parts:
-        return
-    columns = join(parts)
-    order = np.lexsort((columns[_TIME], columns["conn_id"]))
-    ids, first = np.unique(columns["conn_id"][order], return_index=True)
-    for key, rows in zip(ids.tolist(), np.split(order, first[1:]), strict=True):
-        yield _end(key, addresses[key], {n: v[rows] for n, v in columns.items()})
-
-
-def _end(key: int, address: Address, of: dict[str, Array]) -> End:
+def _end(key: int, address: Address, times: Array, of: dict[str, Array]) -> End:
     sent, received = unwrap(of["snd_max"]), unwrap(of["rcv_nxt"])
     acked = sent + ahead_of(of["snd_una"], sent)
     arrived = np.isin(of["location"], (Location.SEGMENT_RECEIVED, Location.SEGMENT_CLOSING))
@@ -93,4 +78,4 @@ def _end(key: int, address: Address, of: dict[str, Array]) -> End:
     low = space + ahead_of(of["seg_seq"], space)
     fin = of["seg_flags"] & _FIN if "seg_flags" in of else 0
     high = low + of["seg_len"] + fin
-    return End(key, address, of[_TIME], of["location"], sent, acked, received, low, high)
+    return End(key, address, times, of["location"], sent, acked, received, low, high)
