@@ -616,6 +616,8 @@ def needless(block: Block, scope: Scope) -> Iterator[Cause]:
     again, twice = (block[name].astype(np.int64) for name in ("total_retrans", "dsack_dups"))
     for one, at in _with(block, known & (again >= _NEEDLESS) & (twice >= again)):
         count = int(again[one.low + at[0]])
+        if 2 * np.isin(one["location"], _TIMERS).sum() > count:
+            continue  # by timers: an ACK waited, as for a reader
         sent = np.flatnonzero(one["location"] == Location.RETRANSMIT)
         yield one.make(
             "needless", int(sent[0]) if len(sent) else 0, int(at[0]), True,
