@@ -435,6 +435,24 @@ def no_port(block: Block, scope: Scope) -> Iterator[Cause]:
         )  # fmt: skip
 
 
+def fast_open(block: Block, scope: Scope) -> Iterator[Cause]:
+    """A SYN with data had no answer, and the next one, which has none, did."""
+    lost = (block["location"] == Location.RTO) & (block["state"] == State.SYN_SENT)
+    lost &= block["snd_sb_cc"] > 1  # the SYN itself has a number
+    for one, at in _with(block, lost):
+        made = np.flatnonzero((one["location"] == Location.STATE_CHANGE)
+                              & (one["callvalue"] == State.ESTABLISHED))  # fmt: skip
+        if not len(made):
+            continue
+        span = int(one.times[made[0]] - one.times[0])
+        yield one.make(
+            "fast_open", 0, int(made[0]), False,
+            f"the SYN with {human_bytes(int(one['snd_sb_cc'][at[0]]) - 1)} of data (TCP Fast Open) "
+            f"had no answer, one without came through, {human_time(span / 1000)} after the start: "
+            "a box on the path drops SYNs with data, or that one was lost",
+        )  # fmt: skip
+
+
 def close_wait(block: Block, scope: Scope) -> Iterator[Cause]:
     """The peer closed, and this host's program neither writes nor closes."""
     begins = (block["location"] == Location.STATE_CHANGE) & (
@@ -635,8 +653,8 @@ def _resets(block: Block, reason: int) -> NDArray[np.bool_]:
 
 Rule = Callable[[Block, Scope], Iterator[Cause]]
 RULES: tuple[Rule, ...] = (
-    self_connect, no_port, orphans, time_wait, ecn_syn, close_wait, keepalive, user_timeout,
-    silence, small_packets, needless,
+    self_connect, no_port, orphans, time_wait, ecn_syn, fast_open, close_wait,
+    keepalive, user_timeout, silence, small_packets, needless,
 )  # fmt: skip
 """The strongest first."""
 OF_DROPS = {
@@ -668,6 +686,7 @@ EXCUSES = {
     "accept_queue": frozenset({"opening", "named"}), "listener_closed": frozenset({"ended"}),
     "close_wait": frozenset({"app"}), "orphans": frozenset({"ended"}),
     "time_wait": frozenset({"opening"}), "ecn_syn": frozenset({"opening"}),
+    "fast_open": frozenset({"opening"}),
 }  # fmt: skip
 """What the verdict does not say beside a cause: a limit, "named", "ended", or *: nothing of it."""
 assert [one.name for one in fields(Cause)] == [column.name for column in CAUSES]

@@ -394,3 +394,20 @@ def test_a_listener_that_closes_and_cookies(tmp_path: Path) -> None:
     assert [one[:2] for one in rows].count(("listener_closed", 7033)) == 3  # and its two ends
     assert len([one for one in rows if one[0] == "listener_closed"]) == 5  # and two of clients
     assert [one[1] for one in rows if one[0] == "syn_cookies"] == [7035]
+
+
+@pytest.mark.parametrize("has_data", [True, False])
+def test_a_lost_syn_with_data(tmp_path: Path, has_data: bool) -> None:
+    """TCP Fast Open, and a SYN without data that is lost."""
+    with (
+        Lab() as lab, capturing(tmp_path / "a.pm", *within(lab), "--columns", "full"),
+        listening(lab.b, lab.b.address4, 7037), make_socket(lab.a) as end,
+        losing(lab.b, "tcp dport 7037 tcp flags syn limit rate 1/minute burst 1 packets"),
+    ):  # fmt: skip
+        lab.a.set_sysctls({"net.ipv4.tcp_fastopen": "5"})  # client, without a cookie
+        if has_data:
+            end.sendto(bytes(100), socket.MSG_FASTOPEN, (lab.b.address4, 7037))
+        else:
+            end.connect((lab.b.address4, 7037))
+        assert counters(lab.a)["TCPFastOpenActiveFail"] == has_data
+    assert (causes(tmp_path / "a.pm")["cause"] == "fast_open").sum() == has_data
