@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tcpkmon.formats.analysis.beside import LOCATIONS, Rows, read, words
 from tcpkmon.formats.analysis.why import Source
+from tcpkmon.formats.base.cli import say
 from tcpkmon.formats.base.errors import UsageError
 from tcpkmon.formats.base.escape import for_terminal
 from tcpkmon.formats.base.files import file_or_stdout
@@ -74,6 +75,9 @@ def _blocks(source: Source) -> Iterator[bytes]:
     interfaces = {where: number for number, where in enumerate(of_packets)}
     yield head + b"".join(map(_interface, of_packets))
     lost = 0
+    if "seg_ack" not in source.known:
+        say("tcpkmon export: the capture has no column seg_ack (collect --columns full): packets "
+            "that arrived have no ACK")  # fmt: skip
     for piece in rows:
         yield b"".join(_piece(piece, interfaces, lost, has_transmit))
         lost = int(piece.lost[-1])

@@ -128,8 +128,11 @@ def test_the_section_says_what_the_file_cannot_hold(tmp_path: Path) -> None:
     assert tshark(out, "tcp.seq_raw", only='frame.interface_name == "RETRANSMIT"') == [["2000"]]
 
 
-def test_without_acks_no_packet_claims_one(tmp_path: Path) -> None:
+def test_without_acks_no_packet_claims_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = made(tmp_path, leave="seg_ack")
+    assert "packets that arrived have no ACK" in capsys.readouterr().err
     assert "lack ACK" in comment_of(out)
     claims = 'frame.interface_name == "SEGMENT_RECEIVED" && tcp.flags.ack == 1'
     assert not tshark(out, "frame.number", only=claims)

@@ -79,9 +79,9 @@ def _window(window: int, buffer: int, sysctl: Mapping[str, str]) -> str:
         return ""
     has = f"this buffer has {human_bytes(buffer)}" if buffer else "this window is far smaller"
     return (
-        f"net.ipv4.tcp_rmem[2] is {human_bytes(most)}, and {has}, so that setting is not what "
-        "limits: the application set SO_RCVBUF (leave it to the kernel), or the buffer had not "
-        "grown yet"
+        f"net.ipv4.tcp_rmem[2] is {human_bytes(most)} where collect ran, and {has}: unless the "
+        "socket's own network namespace has less, that setting is not what limits: the application "
+        "set SO_RCVBUF (leave it to the kernel), or the buffer had not grown yet"
     )
 
 
@@ -89,8 +89,9 @@ def larger_send_buffer(one: Connection) -> str:
     most = _most(one.sysctl, "tcp_wmem")
     if 0 < 2 * one.sndbuf < most:
         return (
-            f"net.ipv4.tcp_wmem[2] is {human_bytes(most)}, so that setting is not what limits: the "
-            "application set SO_SNDBUF (leave it to the kernel), or the buffer had not grown yet"
+            f"net.ipv4.tcp_wmem[2] is {human_bytes(most)} where collect ran: unless the socket's "
+            "own network namespace has less, that setting is not what limits: the application set "
+            "SO_SNDBUF (leave it to the kernel), or the buffer had not grown yet"
         )
     return "raise net.ipv4.tcp_wmem[2] or the application's SO_SNDBUF on the sender"
 
