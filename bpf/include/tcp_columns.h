@@ -615,9 +615,9 @@ static __always_inline int is_accept_full(struct sock *sk) {
     return READ(0, sk, sk_ack_backlog) > READ(0, sk, sk_max_ack_backlog);
 }
 
-/* A listener's queues, in columns that have no meaning there: formats/analysis/listeners.py reads them.
- * The first two are where TCP_INFO has them. is_copy: sk is a new connection, of which the kernel
- * has just copied the listener, but not all of it.
+/* A listener's queues, in columns that have no meaning there: formats/analysis/listeners.py reads
+ * them. The first two are where TCP_INFO has them. is_copy: sk is a new connection, of which the
+ * kernel has just copied the listener, but not all of it.
  */
 static __always_inline void fill_queues(const int watched, struct sock *sk, int is_copy,
                                         u8 *entry) {
