@@ -23,6 +23,8 @@ from tcpkmon.collector.lab.counters import losing
 from tcpkmon.collector.lab.lab import Lab
 from tcpkmon.formats.analysis import open_log
 from tcpkmon.formats.base.control import EXISTING, End, Trigger
+from tcpkmon.formats.base.drops import REASON_BITS, SENT_BIT
+from tcpkmon.formats.base.tcp import DROPS
 from tcpkmon.formats.registry import format_of
 from tests.live.capturing import Pair, connected, receive, within
 from tests.live.faults import (
@@ -84,12 +86,14 @@ def triggers_of(path: Path) -> list[Trigger]:
 
 
 def records_of(path: Path, first_ns: int, last_ns: int) -> Counter[tuple[int, ...]]:
-    """The records of a time, without what depends on the capture."""
+    """The records of a time, without what depends on the capture, as the numbers of functions."""
     with tcpkmon.open(path) as capture:
         columns = capture.columns((*KEY, "time_ns"))
         times = columns.pop("time_ns").astype(np.int64)
         inside = (times >= first_ns) & (times < last_ns) & ~capture.control()
         inside &= columns["location"] != EXISTING
+        drops = np.isin(columns["location"], DROPS)
+        columns["callvalue"][drops] &= np.uint32(REASON_BITS | 1 << SENT_BIT)
         return Counter(zip(*(columns[name][inside].tolist() for name in KEY), strict=True))
 
 

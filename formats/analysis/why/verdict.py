@@ -337,8 +337,9 @@ _RECEIVING: dict[str, Callable[[Connection], str]] = {
 }
 _SENTENCES: dict[str, Callable[[Connection], str]] = {
     "opening": lambda one: (
-        f"the connection was opening ({one.syn_retrans} SYN sent again)"
-        + (": is the other side there, and its backlog long enough?" if one.syn_retrans else "")
+        "the connection was opening"
+        + (f" ({one.syn_retrans} SYN sent again): is the other side there, and its backlog long "
+           "enough?" if one.syn_retrans else "")
     ),
     "closing": closed_before,
     "rto_wait": lambda one: (
