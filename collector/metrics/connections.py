@@ -105,7 +105,7 @@ class Connections:
         ids = entries["conn_id"]
         order = np.argsort(ids, kind="stable")
         ids = ids[order]
-        starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]])
+        starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]][: len(ids)])
         if len(ids) and not ids[0]:  # a record without a known connection
             starts = starts[1:]
         if not len(starts):

@@ -125,6 +125,7 @@ def test_a_change_shows_the_state_after_it_and_listeners_are_not_shown() -> None
         {**change, "conn_id": 8, "state": 10, "callvalue": 7},
         {"location": AT["DESTROY"], "conn_id": 8, "state": 7},
     ))  # fmt: skip
+    table.add(rows({**change, "conn_id": 8, "state": 10, "callvalue": 7}))  # and of nothing else
     table.rate(2.0)
     assert first(*table.shown()[:2], "id", 5)["id"] == [7]
 
