@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Set
+from collections.abc import Container, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from tcpkmon.formats.base.control import (
 from tcpkmon.formats.base.unseen import Unseen
 
 MISSED = "missed by a program"
+_SUMMED = ("missed", "kprobe_missed", "runs", "run_ns")
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Books:
             entries.append(Losses(cpu, point, *(counts[name] for name in KERNEL_CAUSES)))
             entries.append(Collector(cpu, point, **self.collector(cpu, point, written)))
         entries.extend(self.cpus())
-        entries.extend(self.programs.values())
+        entries.extend(_by_point(self.programs.values()))
         return entries
 
     def checkpoint(self, written: Written, final: bool = False) -> list[Control]:
@@ -185,6 +186,16 @@ class Books:
             for cpu, serials in enumerate(self.serials)
             if serials or cpu in self.online or self.read.get(cpu) or cpu in files
         ]
+
+
+def _by_point(programs: Iterable[Program]) -> list[Program]:
+    """One entry for each location: several programs may record one."""
+    found: dict[int, Program] = {}
+    for one in programs:
+        other = found.get(one.point, Program(one.point, 0, 0, 0, 0))
+        sums = (getattr(one, name) + getattr(other, name) for name in _SUMMED)
+        found[one.point] = Program(one.point, *sums)
+    return list(found.values())
 
 
 def reserve_bytes(cpus: int, locations: int, entry_size: int) -> int:

@@ -45,7 +45,8 @@ def written() -> Written:
 def books() -> Books:
     return Books(
         make_ledger(), np.array([500, 600], np.uint64),
-        programs={"a": Program(1, 3, 4, 100, 2000), "b": Program(2, 0, 0, 0, 0)},
+        programs={"a": Program(1, 3, 4, 100, 2000), "b": Program(2, 0, 0, 0, 0),
+                  "c": Program(1, 1, 1, 1, 1)},
         read={0: 490, 1: 580}, late={(0, 1): 5, (0, 3): 1}, ring_lost={1: 2**40},
         online=frozenset({0}),
     )  # fmt: skip
@@ -65,7 +66,8 @@ def test_every_count_is_in_its_entry(books: Books, written: Written) -> None:
     assert Collector(1, 5, late=0, queue_full=0, disk_full=4, write_error=0, in_file=0) in group
     assert Cpu(0, 500, 490, 0, 6, 1, 0) in group
     assert Cpu(1, 600, 580, 0, 0, 0, 2**32 - 1) in group
-    assert [e for e in group if isinstance(e, Program)] == list(books.programs.values())
+    rows = [Program(1, 4, 5, 101, 2001), Program(2, 0, 0, 0, 0)]  # two of one location
+    assert [e for e in group if isinstance(e, Program)] == rows
 
 
 def test_totals_are_the_sums(books: Books, written: Written) -> None:
@@ -86,6 +88,6 @@ def test_totals_are_the_sums(books: Books, written: Written) -> None:
         "disk full": 4,
         "write error": 6,
         "killed": 0,
-        "missed by a program": 7,
+        "missed by a program": 9,
     }
     assert totals.lost == sum(totals.by_cause.values())
