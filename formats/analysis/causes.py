@@ -10,6 +10,7 @@ claimed only where none is missing.
 from __future__ import annotations
 
 import errno
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -53,6 +54,7 @@ _ANY = (bytes(16), bytes(10) + b"\xff\xff" + bytes(4))
 """A listener at any address."""
 _ENDS = ("laddr", "lport", "raddr", "rport")
 _Ends = tuple[int, bytes, int, bytes, int]
+_Timeout = tuple[int, int, bytes, int]
 _Key = tuple[str, int, bool, bool, Any]
 """The cause, the connection (0: none), whether a listener's, whether sent, and the ends."""
 _LEAST_NS = 1_000_000_000
@@ -192,7 +194,8 @@ class Queues:
     def __init__(self) -> None:
         self._full: dict[tuple[int, int], list[_Full]] = {}
         self._drops: dict[int, int] = {}
-        self._timeouts: list[tuple[int, int, bytes, int, bytes, int]] = []
+        self._timeouts: dict[tuple[bytes, int], list[_Timeout]] = {}
+        """Of SYNs, by the listener's address and port: when, the connection, and its own."""
         self._resets: list[tuple[int, int, bytes, int, bytes, int]] = []
         self._closed: list[tuple[int, bytes, int, int]] = []
         self._by_cookie: set[int] = set()
@@ -235,12 +238,10 @@ class Queues:
         location = block["location"]
         times_out = (location == Location.RTO) & (block["state"] == State.SYN_SENT)
         resets = (location == Location.RESET_SENT) | (location == Location.RESET_RECEIVED)
-        for found, rows in ((self._timeouts, times_out), (self._resets, resets)):
-            at = np.flatnonzero(rows)
-            found.extend(zip(
-                block.times_ns[at].tolist(), block["conn_id"][at].tolist(),
-                *(block[name][at].tolist() for name in _ENDS), strict=True,
-            ))  # fmt: skip
+        for time_ns, conn_id, laddr, lport, raddr, rport in _rows(block, times_out):
+            listener = self._timeouts.setdefault((raddr, rport), [])
+            listener.append((time_ns, conn_id, laddr, lport))
+        self._resets += _rows(block, resets)
         if not self._by_cookie:
             return
         unscaled = (location == Location.STATE_CHANGE) & (block["state"] == State.SYN_RECV)
@@ -277,11 +278,12 @@ class Queues:
         """A row for each listener of these causes, and for each connection that has them."""
         yield from self._found
         yield from self._closings()
+        timeouts = {listener: sorted(these) for listener, these in self._timeouts.items()}
         for (_, lport), times in self._full.items():
             for one in times:
                 end_ns = one.end_ns or until_ns
-                to = [it for it in self._timeouts if it[4:] == (one.laddr, lport)
-                      and one.start_ns <= it[0] <= end_ns]  # fmt: skip
+                these = timeouts.get((one.laddr, lport), [])
+                to = these[bisect_left(these, (one.start_ns,)) : bisect_left(these, (end_ns + 1,))]
                 drops = max(one.drops + one.uncounted, len(to))
                 if not drops:
                     continue
@@ -295,10 +297,18 @@ class Queues:
                 yield Cause(None, "accept_queue", address(one.laddr), lport, one.start_ns, end_ns,
                             certain, drops, evidence)  # fmt: skip
                 first = {it[1]: it for it in reversed(to)}
-                for conn_id, (time_ns, _, laddr, port, *_) in first.items():
+                for conn_id, (time_ns, _, laddr, port) in first.items():
                     count = sum(it[1] == conn_id for it in to)
                     yield Cause(conn_id, "accept_queue", address(laddr), port, time_ns, end_ns,
                                 certain, count, evidence)  # fmt: skip
+
+
+def _rows(block: Block, mask: NDArray[np.bool_]) -> list[tuple[int, int, bytes, int, bytes, int]]:
+    """Time, connection and _ENDS of such rows."""
+    at = np.flatnonzero(mask)
+    columns = (block["conn_id"], *(block[name] for name in _ENDS))
+    return list(zip(block.times_ns[at].tolist(), *(one[at].tolist() for one in columns),
+                    strict=True))  # fmt: skip
 
 
 class Finder:
@@ -683,7 +693,7 @@ EXCUSES = {
     "receive_memory": frozenset({"named", "recovery", "rto_wait"}),
     "self_connect": frozenset({"*"}), "silence": frozenset({"named"}),
     "needless": frozenset({"named", "recovery"}),
-    "accept_queue": frozenset({"opening", "named"}), "listener_closed": frozenset({"ended"}),
+    "accept_queue": frozenset({"opening", "named"}), "listener_closed": frozenset({"ended", "app"}),
     "close_wait": frozenset({"app"}), "orphans": frozenset({"ended"}),
     "time_wait": frozenset({"opening"}), "ecn_syn": frozenset({"opening"}),
     "fast_open": frozenset({"opening"}),

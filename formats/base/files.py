@@ -173,7 +173,7 @@ def _open_regular(path: str | os.PathLike[str]) -> FileIO:
 
 def _refuse_holes(fd: int, path: str | os.PathLike[str]) -> None:
     """DamagedError for a sparse file: it is as long as it likes to be, and takes no room."""
-    size, at, absent = os.fstat(fd).st_size, 0, 0
+    size, at, absent, whole = os.fstat(fd).st_size, 0, 0, 0
     if size <= MOST_HOLE_BYTES:
         return
     with contextlib.suppress(OSError):  # it became shorter meanwhile
@@ -183,12 +183,13 @@ def _refuse_holes(fd: int, path: str | os.PathLike[str]) -> None:
                 at = os.lseek(fd, begin, os.SEEK_DATA)
             except OSError:  # nothing follows
                 at = size
+            whole = whole or begin
             absent += max(at - begin, 0)
     os.lseek(fd, 0, os.SEEK_SET)
     if absent > MOST_HOLE_BYTES:
         raise DamagedError(
-            f"{path} has holes of {absent:,} bytes: nobody wrote what should be there",
-            "the copy, or the file system, lost a part of it",
+            f"{path} has holes of {absent:,} bytes: a copy, or the file system, lost a part of it",
+            f"repair what is before them: truncate -s {whole} COPY; tcpkmon repair COPY -o NEW",
         )  # fmt: skip
 
 

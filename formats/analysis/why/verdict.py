@@ -92,7 +92,9 @@ def verdict(
         texts.append(queue)
     if unsent := closed_unsent(one):
         texts.insert(0, unsent)
-    if "ended" not in excused and (end := ending(one)):
+    # What kept it from opening is how it ended, where it never was open.
+    has_cause = "ended" in excused or ("opening" in excused and not one.established)
+    if not has_cause and (end := ending(one)):
         texts.insert(len(texts) if is_reset(one) else 0, end)
     if total and _is_uncertain(one):
         doubt = 100 * (1 - one.certain_ns / total)
