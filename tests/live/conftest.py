@@ -81,7 +81,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         root, second = inside / package.name, folder / package.name.replace("-1_", "-2_")
         subprocess.run(["dpkg-deb", "-R", package, root], check=True)
         control = root / "DEBIAN/control"
-        control.write_text(re.sub(r"(?m)^(Version: |.*\(= )(.*)-1(\)?)$", r"\1\2-2\3",
+        control.write_text(re.sub(r"(?m)(^Version: |\(= )(\S+)-1(?=\)|$)", r"\1\2-2",
                                   control.read_text()))  # fmt: skip
         subprocess.run(["dpkg-deb", "--root-owner-group", "-Zzstd", "-z1", "-b", root, second],
                        check=True)  # fmt: skip
